@@ -279,7 +279,7 @@ def theirs(session: nox.Session, framework: str) -> None:
 # Extras that can be installed together, further packages, and their tests.
 NEWEST = {
     "core": (
-        "test,queue,search,privacy,lightning,tensorboard,mlflow,wandb",
+        "test,queue,privacy,lightning,tensorboard,mlflow,wandb",
         [],
         ["tests", "--ignore=tests/integrations"],
     ),
@@ -356,15 +356,15 @@ def cuda(session: nox.Session) -> None:
 
 @target("commit", "wheel")
 def extras(session: nox.Session) -> None:
-    """Test with real Flower, and what needs other extras: queues, callbacks, trackers, Ray, searches."""
+    """Test with real Flower, and what needs other extras: queues, callbacks, trackers, Ray."""
     debian(session, "nats-server", "nats-server")
-    install_flower(session, wheel=f"{FLOWER_EXTRAS},queue,lightning,ray,search,privacy")
+    install_flower(session, wheel=f"{FLOWER_EXTRAS},queue,lightning,ray,privacy")
     session.run(*PYTEST, *FLOWER)
     session.run(*PYTEST, "tests/server/test_queue_example.py", "tests/clients")
     session.run(*PYTEST, "tests/integrations/test_ray.py")
     session.run(*PYTEST, "tests/ops/test_combine.py", "-k", "flower")
     session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
-    session.run(*PYTEST, "tests/sim/test_search.py", "tests/rules/test_privacy.py", "-k", "test_search or spent")
+    session.run(*PYTEST, "tests/rules/test_privacy.py", "-k", "spent")
     session.run(*PYTEST, "-m", "slow", *FLOWER, "-k", "simulation_engine and FADAS")
 
 

@@ -8,7 +8,7 @@
 read, and unfinished ones are continued. ``--data-dir``, ``--seeds`` and ``--set`` run them on other data and at another
 size. ``record`` writes the verdicts to docs/reproduction/measured.json, and the table of docs/reproduction.md from it.
 
-``papers`` runs the papers' tables at their own sizes, in bf16 and with channels_last for images. First it prints the
+``papers`` runs the papers' tables at their own sizes, on a GPU if there is one. First it prints the
 hours of each: for every method in a table's first setting it divides the seconds of a few client updates by their share
 of the run. A table whose data set is not in the folder is left out. ``--plan`` stops then.
 """
@@ -99,9 +99,7 @@ def compare(folder: Path, names: list[str], args: argparse.Namespace, own: dict[
 
 def changes(given: config.Config, args: argparse.Namespace) -> dict[str, Any]:
     """Return what a run on this machine changes in a recipe."""
-    images = given.data.shown in ("cifar:cifar10", "cifar:cifar100", "leaf:femnist", "mnist:load")
-    wanted = {"run.device": args.device, "run.autocast": images, "run.channels_last": images}
-    return {**wanted, **({"data.dir": args.data_dir} if given.data.in_files else {})}
+    return {"run.device": args.device, **({"data.dir": args.data_dir} if hasattr(given.data, "dir") else {})}
 
 
 def hours(cell: recipes.Cell, args: argparse.Namespace) -> float:

@@ -126,7 +126,7 @@ def main() -> None:
     happened = {rule: real(rule, folder / f"{rule}.csv") for rule in RULES}
     for rule, found in happened.items():
         version = min((v for v, (_, accuracy) in found.items() if accuracy >= target), default=None)
-        firsts = [own.first[0] for own in read_times(folder / f"{rule}.csv").values()]
+        firsts = [times[0] for times in read_times(folder / f"{rule}.csv").values()]
         print(f"{rule}: version {version} reaches {target:.0%}; first tasks took {statistics.fmean(firsts):.1f} s")
     print(f"\n| seconds to {target:.0%} | real | times of | predicted | difference |\n|---|---:|---|---:|---:|")
     for rule, found in happened.items():

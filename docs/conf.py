@@ -12,13 +12,13 @@ from importlib.metadata import version as installed
 from inspect import getdoc, isclass, isroutine, signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
 import fastagg
 import fastagg.integrations
-from fastagg.sim.data.sections import Section
-from fastagg.sim.recipes.config import Config
-from fastagg.sim.recipes.sections import TimedDelay
+from fastagg.sim.clock.delays import TimedDelay
+from fastagg.sim.data.sections import Section, tag_of
+from fastagg.sim.recipes.config import KINDS, Config
 
 project = "fastagg"
 author = "the fastagg authors"
@@ -180,10 +180,9 @@ def sections() -> Iterator[tuple[str, type[Section], type[Section]]]:
     """Yield the sections of a recipe: each one's title, its keys, and a kind whose keys have a section of their own."""
     yield "recipe", Config, Section
     yield "delay, but of `version`", TimedDelay, Section
-    for name, field in Config.model_fields.items():
-        kinds = [one for one in get_args(field.annotation) or [field.annotation] if isinstance(one, type)]
-        for kind in (one for one in kinds if issubclass(one, Section)):
-            called = get_args(kind.model_fields["name"].annotation) if len(kinds) > 1 else ()
+    for name, kinds in KINDS.items():
+        for kind in kinds:
+            called = [tag_of(kind)] if len(kinds) > 1 else []
             yield " ".join([name, *called]), kind, TimedDelay if issubclass(kind, TimedDelay) else Section
 
 

@@ -102,13 +102,12 @@ def build_info() -> Plain:
 def facts() -> Plain:
     """Return what a bug report or a page of results needs of a machine and its software, as plain data for JSON."""
     import numpy as np
-    import torch
 
-    built = build_info()
+    built, torch = build_info(), sys.modules.get("torch")  # a page of results that are only read needs no torch
     return {
         "fastagg": built.pop("version"),
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
+        "torch": version("torch"),
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.release()}",
         "libc": " ".join(platform.libc_ver()),
@@ -117,7 +116,7 @@ def facts() -> Plain:
         "cores": os.cpu_count(),
         "usable_cores": usable_cores(),
         "threads": built.pop("threads"),
-        "torch_threads": torch.get_num_threads(),
+        "torch_threads": "not loaded" if torch is None else torch.get_num_threads(),
         "tuning": built.pop("tuning"),
         "tuned_by": built.pop("tuned_by"),
         **built,

@@ -15,7 +15,6 @@ METRICS = ("prometheus_client",)
 SERVE = (*CLI, "starlette", "uvicorn", "h11", "prometheus_client", "safetensors")
 SIM = (*CLI, "matplotlib", "pydantic", "tomli_w", "sklearn", "scipy")
 RAY = ("ray",)
-SEARCH = ("optuna",)
 PRIVACY = ("dp_accounting",)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 # What state_dict returns and load_state_dict takes: plain data and tensors by name, which checkpoint.py can write.
 State = dict[str, Any]
@@ -18,3 +18,6 @@ Foreign = Any
 Native = Any
 # What a commit exchanges: an object, its attribute (storage/cell.py), the value; or int64 numbers, an index, a number.
 Move = tuple[object, str | int, object]
+# What clients send, and the values of its top-k (csrc/math/wire.h; fastagg/encoding checks them).
+Format = Literal["int8", "int4", "int8-tensor", "sign", "bf16"]
+Values = Literal["fp32", "bf16", "int8", "int2"]

@@ -8,6 +8,7 @@ mirrored.
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,21 @@ def cifar100(**how: Any) -> FederatedData:
 
 
 def load(
-    classes: int, dir: str | None = None, alpha: float = 0.3, min_samples: int = 2, augment: bool = True, **split: Any
-) -> FederatedData:
+    classes: int, dir: str | None = None, alpha: float = 0.3, min_samples: int = 2, augment: bool = True,
+    unlabelled: int | None = None, **split: Any,
+) -> FederatedData:  # fmt: skip
     """Return a data set, inputs fp32 [3, 32, 32], split by label (see split_by_label).
 
-    CIFAR-100 has its 100 fine labels. DataError if files are missing, incomplete or have other content.
+    CIFAR-100 has its 100 fine labels. ``unlabelled``, 10 or 100: the test images of that data set serve distillation.
+    DataError if files are missing, incomplete or have other content.
     """
+    train, test = _samples(classes, dir, augment)
+    data = split_by_label(train, test, classes, alpha=alpha, min_samples=min_samples, **split)
+    return data if unlabelled is None else replace(data, unlabelled=_samples(unlabelled, dir, False)[1].x)
+
+
+def _samples(classes: int, dir: str | None, augment: bool) -> tuple[Samples, Samples]:
+    """Return the training set and the test set."""
     name = f"cifar{classes}"
     inside = (".", name, f"{name}/plain_text", f"{name}/{name}")
     path, arrays = find_data(name, dir, inside, lambda place: _read(place, classes), NEEDS.format(name))
@@ -55,8 +65,7 @@ def load(
         labels_in_range(y, classes, path)
         images = _normalise(torch.from_numpy(x.transpose(0, 3, 1, 2)).float().div_(255))
         parts.append(Samples(images, torch.from_numpy(y), crop_and_flip if augment and key == "train" else None))
-    train, test = parts
-    return split_by_label(train, test, classes, alpha=alpha, min_samples=min_samples, **split)
+    return parts[0], parts[1]
 
 
 def crop_and_flip(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

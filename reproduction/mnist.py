@@ -12,10 +12,10 @@ from typing import Any
 
 import npz
 import numpy as np
-from shared import find_data
+from shared import find_data, standardised
 
 from fastagg.errors import DataError
-from fastagg.sim.data.federated import FederatedData, split_by_label, standardised
+from fastagg.sim.data.federated import FederatedData, split_by_label
 from fastagg.sim.data.files import read_bytes
 
 NEEDS = "mnist.npz, or the four IDX files train-images-idx3-ubyte[.gz], ...; there or in mnist/"

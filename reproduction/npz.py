@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from shared import existing
+from shared import existing, standardised
 
 from fastagg.errors import DataError
-from fastagg.sim.data.federated import FederatedData, Samples, split_by_label, standardised
+from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
 
 NEEDS = "an .npz file (data.file) with x_train, y_train, x_test and y_test"
 KEYS = ("x_train", "y_train", "x_test", "y_test")

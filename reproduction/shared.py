@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.federated import Text
+from fastagg.sim.data.federated import Samples, Text
 
 Found = TypeVar("Found")
 
@@ -143,3 +144,21 @@ def exactly(name: str, widths: Sequence[int], count: int) -> Sequence[int]:
     if len(widths) != count:
         raise ConfigError(f"model {name!r} takes {count} widths, got {list(widths)}")
     return widths
+
+
+def standardised(path: Path | str, arrays: Mapping[str, np.ndarray]) -> tuple[Samples, Samples]:
+    """Return training and test set, scaled so that all numbers of the training inputs have mean 0 and deviation 1.
+
+    Numbers that fp32 does not hold, such as times since 1970, are scaled in fp64."""
+    keys = ("x_train", "x_test")
+    with np.errstate(over="ignore"):
+        kind = np.float32 if all(np.array_equal(arrays[k].astype(np.float32), arrays[k]) for k in keys) else np.float64
+    x, x_test = (arrays[key].astype(kind) for key in keys)
+    mean, deviation = x.mean(dtype=np.float64), x.std(dtype=np.float64)
+    if not 0 < deviation < np.inf:
+        raise DataError(f"{path}: all training inputs are equal, or too large: nothing to learn from")
+    for part in (x, x_test):  # in place: they may be large
+        np.subtract(part, kind(mean), out=part)
+        np.divide(part, kind(deviation), out=part)
+    labels = (torch.from_numpy(arrays[key].astype(np.int64)) for key in ("y_train", "y_test"))
+    return Samples(torch.from_numpy(x).float(), next(labels)), Samples(torch.from_numpy(x_test).float(), next(labels))

@@ -50,10 +50,9 @@ def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def even(clients: int, seed: int) -> Any:
     """The digits, as many to each client: so both sides take as many steps, whoever answers when."""
-    from fastagg.sim.data.sections import Digits
-    from fastagg.sim.runs import build
+    from fastagg.sim.data import digits
 
-    data = build.build_data(Digits(name="digits", clients=clients), seed)
+    data = digits.load(clients, 0.3, seed)
     whole = replace(data.clients[0], **{k: torch.cat([getattr(s, k) for s in data.clients]) for k in ("x", "y")})
     size = len(whole) // clients
     return replace(data, clients=[whole.part(torch.arange(n * size, (n + 1) * size)) for n in range(clients)])
@@ -95,8 +94,8 @@ def plain(given: Any) -> float:
     """Do the same run with a plain loop. Return the final test loss."""
     from fastagg.sim.runs import build
 
-    data = build.build_data(given.data, given.seed)
-    module = build.build_model(given.model, data, given.seed)
+    data = build.build_data(given)
+    module = build.build_model(given, data)
     loss, size, rate = nn.CrossEntropyLoss(), given.client.batch_size, given.algorithm.keywords["lr"]
     generator = torch.Generator().manual_seed(given.seed)
     ranges = ((1.0, 2.0), (3.0, 5.0), (50.0, 80.0))

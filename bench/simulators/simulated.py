@@ -23,12 +23,12 @@ LR, EPOCHS, BATCH = GIVEN.client.lr, GIVEN.client.epochs or 1, GIVEN.client.batc
 
 def data() -> Any:
     """The clients' digits and the test set."""
-    return build.build_data(GIVEN.data, GIVEN.seed)
+    return build.build_data(GIVEN)
 
 
 def model() -> nn.Module:
     """The model to start from."""
-    return build.build_model(GIVEN.model, data(), GIVEN.seed)
+    return build.build_model(GIVEN, data())
 
 
 @torch.inference_mode()

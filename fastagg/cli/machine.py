@@ -22,6 +22,8 @@ def info(
     """
     import json
 
+    import torch  # noqa: F401  # whose threads are told
+
     from fastagg._build import facts
     from fastagg.page import flat
     from fastagg.sheet import Sheet

@@ -1,13 +1,11 @@
-"""The commands that simulate: demo, run, compare and recipes. Keys of recipes come as KEY=VALUE, KEY=VALUE,VALUE and
-KEY=LOW..HIGH."""
+"""The commands that simulate: demo, run, compare and recipes. Keys of recipes come as KEY=VALUE and
+KEY=VALUE,VALUE."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Sequence
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -139,11 +137,6 @@ def compare(
         str | None, typer.Option("--baseline", help="Recipe or label: how many times sooner others reach the target.")
     ] = None,
     title: Annotated[str, typer.Option("--title", help="Title of the plots.")] = "",
-    search: Annotated[
-        list[str] | None,
-        typer.Option("--search", metavar="KEY=LOW..HIGH", help="Search a key for each method, on seeds of its own."),
-    ] = None,
-    budget: Annotated[int, typer.Option("--budget", min=1, help="Trials of a search, for each method.")] = 20,
     picture: Format = "png",
 ) -> None:
     """Run several recipes, seeds and settings, and compare them.
@@ -156,8 +149,7 @@ def compare(
     shared = {key: values[0] for key, values in given.items() if len(values) == 1}
     _compare(
         recipes, out or Path("runs/compare"), picture, changes={**shared, **_changes(seed, data_dir, None)}, grid=grid,
-        seeds=seeds, search=dict(parse_range(text) for text in search or ()), budget=budget, title=title, jobs=jobs,
-        target=target, baseline=baseline,
+        seeds=seeds, title=title, jobs=jobs, target=target, baseline=baseline,
     )  # fmt: skip
 
 
@@ -188,7 +180,7 @@ def catalogue() -> list[tuple[str, str, str, str]]:
     found = []
     for name, configs, purpose in [*singles, *many]:
         runs = "1 run" if len(configs) == 1 else f"{len(configs)} runs"
-        data = ", ".join(dict.fromkeys(one.data.shown for one in configs))
+        data = ", ".join(dict.fromkeys(one.data.name for one in configs))
         files = " in files" * any(hasattr(one.data, "dir") for one in configs)
         presets = " ".join({one.algorithm.name for one in configs})
         found.append((name, f"{runs} on {data}{files}", purpose.replace("\n", " ").rstrip("."), presets))
@@ -203,21 +195,6 @@ def parse_choices(text: str) -> tuple[str, list[object]]:
         raise ConfigError(f"expected key=value,value such as client.lr=0.1,0.3, got {text!r}")
     parsed = [parse_change(f"{key}{equals}{part}") for part in parts]
     return parsed[0][0], [value for _, value in parsed]
-
-
-def parse_range(text: str) -> tuple[str, tuple[float, float]]:
-    """Split "client.lr=0.01..1" into its key and its range. ConfigError for another form."""
-    key, _, span = text.partition("=")
-    found = re.fullmatch(r"\s*(\S+?)\.\.(\S+)\s*", span)
-    try:
-        if found is None or not key.strip():
-            raise ValueError
-        low, high = (int(end) if re.fullmatch(r"[-+]?\d+", end) else float(end) for end in found.groups())
-        if not low < high < float("inf") or low == -float("inf"):
-            raise ValueError
-    except ValueError:
-        raise ConfigError(f"--search: expected KEY=LOW..HIGH such as client.lr=0.01..1, got {text!r}") from None
-    return key.strip(), (low, high)
 
 
 def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | None) -> Plain:
@@ -238,10 +215,6 @@ def _compare(recipes: Sequence[str | Config], out: Path, picture: str, **setting
     _checks.one_of("--format", picture, FORMATS)
     with CellsBar() as bar:
         done = run_all(recipes, out=out, picture=picture, watcher=bar, **settings)
-    for group in done.groups if settings.get("search") else ():
-        values = group.results[0].config.model_dump()
-        best = (f"{key}={reduce(getitem, key.split('.'), values):.4g}" for key in settings["search"])
-        say(f"{group.label}: {', '.join(best)}")
     if done.findings is not None:
         _tell(done.findings)
         _say_where(out, done.pictures)

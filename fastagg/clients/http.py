@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from fastagg import _checks, errors
+from fastagg._types import Format
 from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
-from fastagg.encoding.encode import UNBIASED, Format
+from fastagg.encoding.encode import UNBIASED
 from fastagg.storage import memory
 
 LATER = 408, 425, 429, 500, 502, 503, 504  # the same request may work later

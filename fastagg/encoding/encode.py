@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 import torch
 from torch import Tensor
 
 from fastagg import _checks, ops
 from fastagg._build import native
-from fastagg._types import Arrays, State
+from fastagg._types import Arrays, Format, State, Values
 from fastagg.errors import CheckpointError, ConfigError, ShapeMismatch
 from fastagg.model import Layout
 from fastagg.ops.checks import update_of
 from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces
 
-Format = Literal["int8", "int4", "int8-tensor", "sign", "bf16"]
-Values = Literal["fp32", "bf16", "int8", "int2"]
 _FORMATS: dict[str, bool] = native.encoding.formats
 if {*get_args(Format), "topk"} != _FORMATS.keys() or get_args(Values) != native.encoding.values:
     raise ImportError("fastagg.encoding: Format and Values must be the formats of csrc/math/wire.h")

@@ -8,9 +8,9 @@ from typing import Any, cast, get_args
 import torch
 
 from fastagg import _checks
-from fastagg._types import Arrays
+from fastagg._types import Arrays, Format
 from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
-from fastagg.encoding.encode import UNBIASED, Format
+from fastagg.encoding.encode import UNBIASED
 from fastagg.errors import ConfigError
 from fastagg.model import Layout
 from fastagg.storage.pieces import as_tensor

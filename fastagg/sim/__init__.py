@@ -59,7 +59,10 @@ def run(
 
     Where a recipe has the name "module:function", a dict, a change or a setting may have the function itself:
     ``algorithm=`` (a function of a model that returns a server, such as ``functools.partial(fastagg.FADAS, lr=0.01)``),
-    ``delay=``, ``sampling=`` (see :class:`fastagg.sim.clients.own.Own`).
+    ``delay=``, a function of (client, number of its task, local steps, NumPy generator) that returns the task's virtual
+    time, and ``sampling=``, a function of (idle clients, virtual time, generator) that returns the client that gets the
+    model next. Both remember nothing themselves: with an argument ``view`` they get what is known of the clock, the
+    versions and the clients' history, a :class:`~fastagg.sim.clock.view.View`, so that a resumed run is the same run.
 
     Args:
         config: a Config, a recipe's name or path, or a recipe as a dict.
@@ -99,8 +102,8 @@ def _sections(settings: Plain, **passed: Any) -> Plain:
     """Take the recipe's first-level keys out of ``settings``. Return them with what was passed."""
     from fastagg.sim.recipes.config import Config
 
-    found = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
-    return found | {key: one for key, one in passed.items() if one is not None}
+    sections = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
+    return sections | {key: value for key, value in passed.items() if value is not None}
 
 
 def compare(
@@ -109,8 +112,6 @@ def compare(
     *,
     rules: Mapping[str, Rule] | None = None,
     grid: Mapping[str, Sequence[object]] | None = None,
-    search: Mapping[str, tuple[float, float]] | None = None,
-    budget: int = 20,
     seeds: int | Sequence[int] = 1,
     out: str | Path = "runs/compare",
     data: FederatedData | None = None,
@@ -128,8 +129,6 @@ def compare(
         rules: by label, what replaces the recipes' algorithm: a preset's name, a function that makes a server, or the
             keys that a table's row has (``{"algorithm": {"name": "ACE", "lr": 0.1}, "client": {"steps": 1}}``).
         grid: keys and the values of each; every combination is a setting.
-        search: keys and the ends of each one's range. Every method, in every setting, gets the values with the best
-            accuracy in ``budget`` trials on a seed of their own, by Optuna (the extra ``search``).
         seeds: how many, from the recipe's own up, or which.
         out: the folder of all runs, tables and pictures.
         data, model, own: as in :func:`run`, of all runs.
@@ -151,15 +150,10 @@ def compare(
     """
     from fastagg.sim.comparison.cells import cells
     from fastagg.sim.comparison.compare import compare as run_all
-    from fastagg.sim.comparison.search import Range, searched
     from fastagg.sim.show.progress import Printed
 
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
     more = _sections(settings, data=data, model=model, own=own)
-    found = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
-    folder, watcher = _checks.path("out", out), settings.pop("watcher", Printed())
-    if search:
-        ranges = {key: Range(*ends) for key, ends in search.items()}
-        found = searched(found, ranges, budget, folder, watcher, jobs=settings.get("jobs"))
-    settings.setdefault("names", [one for one in several if isinstance(one, str)])
-    return run_all(found, folder, watcher, **settings)
+    members = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
+    settings.setdefault("names", [recipe for recipe in several if isinstance(recipe, str)])
+    return run_all(members, _checks.path("out", out), settings.pop("watcher", Printed()), **settings)

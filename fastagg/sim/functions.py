@@ -25,24 +25,29 @@ def beside(folder: str | None) -> Iterator[None]:
             sys.path.remove(here)
 
 
+def is_function(name: str) -> bool:
+    """Return whether a recipe's value names a function: "module:function", or "given" for what a program passes."""
+    return name == "given" or ":" in name
+
+
 def find(name: str, key: str) -> Callable[..., object]:
     """Return the function ``name`` ("module:function"), which a recipe names in ``key``. ConfigError if there is none,
     or if another module of this name is imported already."""
     module, _, function = name.partition(":")
     try:
         with beside(None):
-            found, top = importlib.import_module(module), module.partition(".")[0]
+            thing, top = importlib.import_module(module), module.partition(".")[0]
             specs = PathFinder.find_spec(top), sys.modules[top].__spec__
             meant, there = (getattr(spec, "origin", None) for spec in specs)
         for part in function.split("."):
-            found = getattr(found, part)
+            thing = getattr(thing, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{key}: {name!r} cannot be found: {error}") from None
     if meant and there and Path(meant).resolve() != Path(there).resolve():
         raise ConfigError(f"{key}: {name!r} is in {meant}, but another module of this name is imported: {there}")
-    if not callable(found):
-        raise ConfigError(f"{key}: {name!r} is a {type(found).__name__}, expected a function")
-    return found
+    if not callable(thing):
+        raise ConfigError(f"{key}: {name!r} is a {type(thing).__name__}, expected a function")
+    return thing
 
 
 def fits(function: object, key: str, *positional: object, **keywords: object) -> None:

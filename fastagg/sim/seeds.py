@@ -3,7 +3,7 @@
 Every draw in a run comes from a generator made from (seed, stream, key...). For example, the delay of client 7's third
 dispatch is the same number whatever the other clients did before. So two methods with the same seed see the same
 clients, delays and arrivals. The order in which clients are trained (or several at once) changes nothing. A resumed run
-needs only counters, no generator states.
+needs only counters, no generator states. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import numpy as np
-import torch
 from numpy.random.bit_generator import ISeedSequence
 
 from fastagg._build import native
-from fastagg.storage import memory
+
+if TYPE_CHECKING:
+    import torch
 
 
 class _Hashed(ISeedSequence):
@@ -70,9 +72,13 @@ def below(count: int, seed: int, stream: str, *key: int) -> int:
 def permutations(count: int, size: int, seed: bytes) -> torch.Tensor:
     """Return ``count`` of ``permutation(size)`` of the generator that begins from ``seed`` (:func:`words`), one after
     the other, sooner. int64."""
-    found = memory.empty(count * size, dtype=torch.int64)
-    native.permutations(seed, size, count, found.data_ptr())
-    return found
+    import torch
+
+    from fastagg.storage import memory
+
+    orders = memory.empty(count * size, dtype=torch.int64)
+    native.permutations(seed, size, count, orders.data_ptr())
+    return orders
 
 
 def integer(seed: int, stream: str, *key: int) -> int:
@@ -83,6 +89,8 @@ def integer(seed: int, stream: str, *key: int) -> int:
 @contextmanager
 def seeded(seed: int, stream: str, *key: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
     """Let torch draw from this seed, on the CPU and these devices. Its global generators do not change."""
+    import torch
+
     number, several, cpu = integer(seed, stream, *key), list(devices), torch.default_generator
     if several:
         with torch.random.fork_rng(devices=several):

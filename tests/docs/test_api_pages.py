@@ -55,7 +55,7 @@ def test_every_key_of_a_recipe_is_on_a_page_which_says_what_it_does(made: Made) 
     overview = f"```text\n{made['overview of recipes']}\n```\n"
     assert overview in made["recipes"], "run python docs/conf.py"
     delays = sections["delay, but of `version`"]
-    kinds = [kind for kinds in config._KINDS.values() for kind in kinds]
+    kinds = [kind for kinds in config.KINDS.values() for kind in kinds]
     assert len(sections) == len(kinds) + 2
     for kind in [config.Config, *kinds]:
         held = [text for text in sections.values() if all(f"| `{key}` |" in text + delays for key in own(kind))]
@@ -66,7 +66,7 @@ def test_every_key_of_a_recipe_is_on_a_page_which_says_what_it_does(made: Made) 
 
 def own(kind: type[Section]) -> list[str]:
     """The keys that a section's documentation explains: not those that name it, nor the sections of a recipe."""
-    return [key for key in kind.model_fields if key not in ("name", "call", "keywords", "table", *config._KINDS)]
+    return [key for key in kind.model_fields if key not in ("name", "keywords", "table", *config.KINDS)]
 
 
 def test_every_keyword_of_a_preset_is_in_its_signature_and_explained() -> None:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import fastagg
 from fastagg import registry
 from fastagg.server.dispatch import Dispatch
-from fastagg.sim.clients.client import LocalWork, Turn
+from fastagg.sim.clients.client import Turn
 from fastagg.sim.data.federated import Samples
+from fastagg.sim.recipes.sections import Client
 
 FOLDER = Path(__file__).parents[2] / "examples" / "simulator_algorithms"
 CLIENTS, ROUNDS, PER_ROUND = 6, 4, 3
@@ -47,7 +48,7 @@ def work(rule: ModuleType, client: int, number: int, sent: dict[str, Tensor], ex
         version=number, control=None, extra=extra, views=start, local_steps=None,
         delta=lambda trained: {name: array.detach() - start[name] for name, array in trained.state_dict().items()},
     )  # fmt: skip
-    turn = Turn(task, client, number, LocalWork(lr=0.1, batch_size=5, epochs=1 + client % 2), 0)
+    turn = Turn(task, client, number, Client(lr=0.1, batch_size=5, epochs=1 + client % 2), 0)
     update, _, *more = rule.train(module, data, turn, None)
     return update, more[0] if more else None
 

@@ -10,9 +10,24 @@ import numpy as np
 import pytest
 import torch
 
+from fastagg.sim.recipes.config import Config, from_toml
+from fastagg.sim.runs.build import build_data
+
+from .conftest import TINY
+
 RNG = np.random.default_rng(0)
 TRAIN = 250
 IMAGES = RNG.integers(0, 256, (TRAIN + 10, 3, 32, 32)).astype(np.uint8)  # the last 10 are the test set
+
+
+def recipe(seed=0, model=None, **data) -> Config:
+    """Return the tiny recipe with other data."""
+    more = {} if model is None else {"model": model}
+    return from_toml(TINY, "tiny", {"data": data, "participation": {"rule": "all"}, "seed": seed, **more})
+
+
+def load(name, **keys):
+    return build_data(recipe(name=name, **keys))
 
 
 def arrays(**changes: np.ndarray) -> dict[str, np.ndarray]:

@@ -9,28 +9,17 @@ from fastagg.errors import ConfigError
 from fastagg.model import ModelState
 from fastagg.sim.clients.attack import Liars, liars_of, with_flipped_labels
 from fastagg.sim.data.federated import FederatedData, Samples
-from fastagg.sim.recipes.config import Config, from_dict
+from fastagg.sim.recipes.config import Config, from_toml
 from fastagg.sim.recipes.sections import Attack
 from fastagg.sim.runs.simulation import Simulation
+
+from .conftest import TINY
 
 CLIENTS = 10
 
 
 def config(**attack: Any) -> Config:
-    return from_dict(
-        {
-            "name": "lies",
-            "seed": 3,
-            "algorithm": {"name": "FedBuff", "buffer_size": 5},
-            "data": {"name": "digits", "clients": CLIENTS, "alpha": 1.0},
-            "model": {"name": "logistic"},
-            "client": {"lr": 0.1, "steps": 2},
-            "delay": {"name": "exponential"},
-            "attack": attack,
-            "run": {"uploads": 40, "evaluate_every": 4},
-        },
-        "test",
-    )
+    return from_toml(TINY, "test", {"data.clients": CLIENTS, "model.name": "logistic", "attack": attack})
 
 
 def state(values: list[float]) -> ModelState:

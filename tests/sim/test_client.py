@@ -10,10 +10,10 @@ import torch
 from cifar import DEVIATION, MEAN, PADDING, crop_and_flip
 from torch import nn
 
-from fastagg.sim.clients.client import LocalTrainer, LocalWork, Turn, rated
+from fastagg.sim.clients.client import LocalTrainer, Turn, build_optimizer, rated
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.models import build
-from fastagg.sim.runs.build import build_work
+from fastagg.sim.recipes.sections import Client
 from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.seeds import generator
 
@@ -48,7 +48,7 @@ def snapshot(module: nn.Module | None = None) -> dict:
 
 def trainer(**work) -> LocalTrainer:
     work = {"lr": 0.1, "batch_size": 8, **work}
-    return LocalTrainer(build("mlp", (6,), 2, [5], seed=9), LocalWork(**work), seed=0)
+    return LocalTrainer(build("mlp", (6,), 2, [5], seed=9), Client(**work), seed=0)
 
 
 def equal(a: dict, b: dict) -> bool:
@@ -58,7 +58,7 @@ def equal(a: dict, b: dict) -> bool:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_plain_sgd_has_torchs_bits(weight_decay, samples):
     ours, theirs = (build("mlp", (6,), 2, [5], seed=9) for _ in range(2))
-    own = LocalWork(lr=0.3, batch_size=8, weight_decay=weight_decay).build_optimizer(ours)
+    own = build_optimizer(Client(lr=0.3, batch_size=8, weight_decay=weight_decay), ours)
     torchs = torch.optim.SGD(theirs.parameters(), lr=0.3, weight_decay=weight_decay)
     own.param_groups[0]["lr"] = 0.3
     for step in range(4):
@@ -93,7 +93,7 @@ def test_each_training_is_that_of_a_fresh_trainer_and_depends_on_client_and_numb
     params = snapshot(module)
 
     def local() -> LocalTrainer:
-        return LocalTrainer(module, LocalWork(**{"lr": 0.1, "batch_size": 8, **work}), seed=0)
+        return LocalTrainer(module, Client(**{"lr": 0.1, "batch_size": 8, **work}), seed=0)
 
     sent = snapshot(module)
     used, jobs, found = local(), [(client, number) for client in (0, 3) for number in (0, 1)], []
@@ -109,7 +109,7 @@ def test_each_training_is_that_of_a_fresh_trainer_and_depends_on_client_and_numb
     for one, other in ((0, 2), (0, 4), (0, 6)):  # another number, another client
         assert not equal(found[one], found[other])
         assert work.get("lr_decay") or not equal(found[one + 1], found[other + 1])
-    other = LocalTrainer(module, LocalWork(**{"lr": 0.1, "batch_size": 8, **work}), seed=1)
+    other = LocalTrainer(module, Client(**{"lr": 0.1, "batch_size": 8, **work}), seed=1)
     assert not equal(other.train(Sent(params), samples, *jobs[0]), found[0])
 
 
@@ -161,7 +161,7 @@ def test_evaluation_uses_running_statistics_and_leaves_them_alone():
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "step"])
 def test_a_local_rate_follows_its_schedule(tiny, schedule):
     more = {} if schedule == "constant" else {"versions": 10, "lr_end": 0.1, "lr_factor": 0.5}
-    work = build_work(tiny({"client": {"lr": 0.2, "lr_decay": 0.9, "schedule": schedule, **more}}))
+    work = tiny({"client": {"lr": 0.2, "lr_decay": 0.9, "schedule": schedule, **more}}).client
     for version in range(0, 35, 3):
         scale = {
             "constant": 1.0,
@@ -186,7 +186,7 @@ def test_clipping_and_adam_are_torchs(tiny, optimizer, clip_norm):
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
     steps, turn = (
         kind(module.parameters(), lr=0.1, weight_decay=0.01),
-        Turn(job.task, job.client, job.number, build_work(config), config.seed),
+        Turn(job.task, job.client, job.number, config.client, config.seed),
     )
     for x, y in turn.batches(samples):
         steps.zero_grad()
@@ -230,9 +230,7 @@ def test_training_sees_the_augmented_batch():
     torch.nn.init.zeros_(module[1].weight)
     samples = Samples(torch.randn(6, 3, 32, 32), torch.tensor([0, 1, 0, 1, 1, 1]), crop_and_flip)
     sent = Sent(snapshot(module))
-    delta = LocalTrainer(module, LocalWork(lr=0.5, batch_size=6, steps=1), seed=2).train(
-        sent, samples, client=1, number=4
-    )
+    delta = LocalTrainer(module, Client(lr=0.5, batch_size=6, steps=1), seed=2).train(sent, samples, client=1, number=4)
     order = torch.from_numpy(generator(2, "batches", 1, 4).permutation(6))
     x = crop_and_flip(samples.x[order], generator(2, "augment", 1, 4)).flatten(1)
     error = torch.full((6, 2), 0.5) - torch.nn.functional.one_hot(samples.y[order], 2)

@@ -7,7 +7,7 @@ from fastagg.errors import ConfigError
 from fastagg.sim.recipes.config import from_toml, load, to_toml
 from fastagg.sim.runs.run import run
 
-SYNTHETIC = {"data": {"name": "synthetic", "clients": 12}}
+SYNTHETIC = {"data": {"name": "synthetic:load", "clients": 12}}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ AUTHORS = {"delay.counting": "authors"}
 REFUSED = [
     ({"client.lrr": 1.0}, "unknown key client.lrr (known here: lr, batch_size, epochs"),
     ({"data.folder": "x"}, "unknown key data.folder (known here: name, clients, alpha"),
-    ({"unlabelled.shar": 0.5}, "unknown key unlabelled.shar (known here: share, data"),
+    ({"unlabelled.shar": 0.5}, "unknown key unlabelled.shar (known here: share, samples)"),
     ({"distill.rate": 0.5}, "unknown key distill.rate (known here: alpha, clip_norm"),
     ({"dropout.shape": 0.5}, "unknown key dropout.shape (known here: share, after)"),
     ({"client.learning_rate": 1}, "; did you mean 'lr'?"),
@@ -57,7 +57,7 @@ REFUSED = [
     ({"algorithm.learning_rate": 1}, "; did you mean 'lr'?"),
     ({"algorithm.weighting": "sample"}, "got 'sample'; did you mean 'samples'?"),
     ({"speed": 1}, "unknown key speed, got 1; did you mean delay.speed?"),
-    ({"data.name": "cifar"}, "data: unknown name 'cifar' (known: 'digits', 'synthetic', "),
+    ({"data.name": "cifar"}, "data: unknown name 'cifar' (known: 'digits', 'module:function'"),
     ({"data": {}}, "data: the key name is missing"),
     ({"client": {}}, "client.lr: this key is missing"),
     ({"client": 3}, "client: expected a section with keys, got 3"),
@@ -83,8 +83,7 @@ REFUSED = [
     ({"data.alpha": 0.0}, "data.alpha: input should be greater than 0"),
     ({"data.alpha": -1.0}, "data.alpha: "),
     ({"data.min_samples": 0}, "data.min_samples: "),
-    ({"data": {"name": "synthetic", "clients": 12}, "model.name": "cnn"}, "needs images"),
-    ({"unlabelled": {"share": 0.5, "path": "x"}}, "unlabelled"),
+    ({**SYNTHETIC, "model.name": "cnn"}, "needs images"),
     ({"unlabelled.share": 1.0}, "unlabelled.share"),
     # participation
     ({"participation.concurrency": 0}, "participation.concurrency"),

@@ -3,13 +3,14 @@
 import npz
 import numpy as np
 import pytest
+import synthetic
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.properties import examples
 
 from fastagg.errors import DataError
-from fastagg.sim.data import digits, synthetic
+from fastagg.sim.data import digits
 from fastagg.sim.data.federated import FederatedData, Samples, dirichlet_split
 
 from .fake_data import arrays
@@ -47,53 +48,29 @@ def test_digits_are_split_without_loss_stratified_and_standardised_by_the_traini
     assert not torch.equal(data.test.x, other.test.x)
 
 
-def test_synthetic_sizes_follow_the_law_of_the_generator():
+def test_synthetic_is_its_formula():
+    """Sizes are lognormal, labels linear in inputs whose variances fall; beta moves clients apart, alpha nothing."""
     sizes = np.array([len(synthetic.client_samples(0.0, 0.0, k, seed=0)[1]) for k in range(600)])
-    assert sizes.min() >= 50
     drawn = np.log(sizes - 50 + 0.5)  # int() took half a sample on average; small sizes feel it
-    assert abs(np.median(drawn) - 4.0) < 5 * 2.0 * 1.2533 / np.sqrt(600)
-    upper = np.quantile(drawn, 0.84) - np.median(drawn)
-    assert abs(upper - 2.0) < 0.5
-
-
-def test_synthetic_labels_are_the_clients_own_linear_model():
-    x, y = synthetic.client_samples(1.0, 1.0, client=3, seed=0)
-    assert x.shape == (len(y), 60)
-    assert set(np.unique(y)) <= set(range(10))
-    # Separable by construction: a linear classifier fits every training label.
+    assert sizes.min() >= 50 and abs(np.median(drawn) - 4.0) < 5 * 2.0 * 1.2533 / np.sqrt(600)
+    assert abs(np.quantile(drawn, 0.84) - np.median(drawn) - 2.0) < 0.5
+    drawn = (synthetic.client_samples(1.0, 1.0, client, seed=0) for client in range(10))
+    x, y = next((x, y) for x, y in drawn if len(set(y)) > 1)
+    assert x.shape == (len(y), 60) and set(y) <= set(range(10))
     from sklearn.linear_model import LogisticRegression
 
-    if len(np.unique(y)) > 1:
-        assert LogisticRegression(C=1e6, max_iter=5_000).fit(x, y).score(x, y) > 0.99
-
-
-def test_synthetic_inputs_have_the_falling_variances():
+    assert LogisticRegression(C=1e6, max_iter=5_000).fit(x, y).score(x, y) > 0.99
     x = max((synthetic.client_samples(0.0, 0.0, k, seed=1)[0] for k in range(20)), key=len)
-    expected = np.arange(1, 61) ** -1.2
-    assert np.abs(x.var(axis=0) / expected - 1).max() < 8 * np.sqrt(2 / len(x))
-
-
-def test_synthetic_beta_moves_the_clients_inputs_apart():
-    def spread(beta):
-        return np.std([synthetic.client_samples(0.0, beta, k, seed=0)[0].mean() for k in range(40)])
-
-    assert spread(10.0) > 5 * spread(0.0)
-
-
-def test_synthetic_alpha_is_drawn_but_cannot_change_a_label():
-    # u_k shifts every class's score of a sample by the same amount: see the module's docstring.
+    assert np.abs(x.var(axis=0) / np.arange(1, 61) ** -1.2 - 1).max() < 8 * np.sqrt(2 / len(x))
+    spread = [np.std([synthetic.client_samples(0.0, beta, k, 0)[0].mean() for k in range(40)]) for beta in (0.0, 10.0)]
+    assert spread[1] > 5 * spread[0]
     plain, shifted = (synthetic.client_samples(alpha, 1.0, client=2, seed=0) for alpha in (0.0, 5.0))
-    assert np.array_equal(plain[0], shifted[0])
-    assert np.array_equal(plain[1], shifted[1])
-
-
-def test_synthetic_keeps_a_tenth_of_every_client_for_testing():
-    data = synthetic.load(clients=5, alpha=1.0, beta=1.0, seed=0)
+    assert np.array_equal(plain[0], shifted[0]) and np.array_equal(plain[1], shifted[1])
+    data = synthetic.load(clients=5, seed=0)
     sizes = [len(synthetic.client_samples(1.0, 1.0, k, 0)[1]) for k in range(5)]
     assert [len(c) for c in data.clients] == [int(0.9 * n) for n in sizes]
     assert len(data.test) == sum(sizes) - sum(int(0.9 * n) for n in sizes)
-    assert data.shape == (60,)
-    assert data.test.x.dtype == torch.float32
+    assert data.shape == (60,) and data.test.x.dtype == torch.float32
 
 
 def test_a_client_without_data_is_named():

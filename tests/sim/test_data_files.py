@@ -12,10 +12,19 @@ import shakespeare
 import torch
 
 from fastagg.errors import DataError
-from fastagg.sim.data.sections import AnyData, Function, by_name, named_function
-from fastagg.sim.runs.build import LOADERS, build_data
 
-from .fake_data import IMAGES, PLAY, TRAIN, arrays, vector_users, write_arrays, write_leaf, write_mnist, write_parquet
+from .fake_data import (
+    IMAGES,
+    PLAY,
+    TRAIN,
+    arrays,
+    load,
+    vector_users,
+    write_arrays,
+    write_leaf,
+    write_mnist,
+    write_parquet,
+)
 
 NEEDS = {
     "npz:load": npz.NEEDS,
@@ -24,27 +33,15 @@ NEEDS = {
 }  # fmt: skip
 
 
-def section(name, **keys):
-    if ":" in name:
-        return by_name(AnyData)["function"].model_validate(
-            named_function({"name": name, **keys}, Function.model_fields)
-        )
-    return by_name(AnyData)[name](name=name, **keys)
-
-
-def test_every_section_has_a_loader_of_the_same_name():
-    assert set(by_name(AnyData)) == set(LOADERS) | {"function", "given"}  # those have code of their own
-
-
 @pytest.mark.parametrize("name", [*NEEDS])
 def test_absent_data_says_which_files_go_where(tmp_path, name):
     needs = NEEDS[name]
     for folder in (None, str(tmp_path / "none")):
         with pytest.raises(DataError) as error:
-            build_data(section(name, dir=folder), seed=0)
+            load(name, dir=folder)
         assert needs in str(error.value)
     with pytest.raises(DataError, match=str(tmp_path)):  # the folder is there, and empty
-        build_data(section(name, dir=str(tmp_path)), seed=0)
+        load(name, dir=str(tmp_path))
 
 
 # CIFAR -------------------------------------------------------------------------------------------------------------
@@ -55,7 +52,7 @@ def test_absent_data_says_which_files_go_where(tmp_path, name):
 def test_cifar_is_read_from_every_form(tmp_path, classes, write):
     labels = np.arange(TRAIN + 10) * 7 % classes
     write(tmp_path, classes, labels)
-    data = build_data(section(f"cifar:cifar{classes}", dir=str(tmp_path), clients=4, alpha=1.0), seed=0)
+    data = load(f"cifar:cifar{classes}", dir=str(tmp_path), clients=4, alpha=1.0)
     assert (data.shape, data.classes) == ((3, 32, 32), classes)
     assert data.test.y.tolist() == labels[TRAIN:].tolist()
     assert data.test.augment is None
@@ -72,7 +69,7 @@ def test_mnist_is_read_from_arrays(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (60, 28, 28)).astype(np.uint8)
     labels = np.arange(60) % 10
     npz_file("mnist.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])(tmp_path)
-    data = build_data(section("mnist:load", dir=str(tmp_path), clients=5), seed=0)
+    data = load("mnist:load", dir=str(tmp_path), clients=5)
     assert data.shape == (1, 28, 28) and sum(map(len, data.clients)) == 60
     assert data.test.y.tolist() == (np.arange(20) % 10).tolist()
 
@@ -81,7 +78,7 @@ def test_mnist_is_read_from_arrays(tmp_path):
 @pytest.mark.parametrize("inside", [".", "mnist", "MNIST/raw"])
 def test_mnist_is_read_from_idx_files(tmp_path, inside, pack, ending):
     write_mnist(tmp_path / inside, pack, ending)
-    data = build_data(section("mnist:load", dir=str(tmp_path), clients=3, alpha=1.0), seed=0)
+    data = load("mnist:load", dir=str(tmp_path), clients=3, alpha=1.0)
     assert data.shape == (1, 28, 28)
     assert data.test.y.tolist() == list(range(10))
     assert sum(len(c) for c in data.clients) == 30
@@ -95,7 +92,7 @@ def test_leaf_users_are_the_clients_and_a_tenth_is_for_testing(tmp_path):
     items = list(users.items())
     write_leaf(tmp_path / "a.json", dict(items[:2]))
     write_leaf(tmp_path / "b.json", dict(items[2:]))
-    data = build_data(section("leaf:femnist", dir=str(tmp_path), clients=4), seed=0)
+    data = load("leaf:femnist", dir=str(tmp_path), clients=4)
     assert data.shape == (1, 28, 28) and data.classes == 62
     assert sorted(len(c) for c in data.clients) == [9, 18, 27, 36]  # who has 2 samples cannot train on 2
     assert len(data.test) == 10
@@ -104,7 +101,7 @@ def test_leaf_users_are_the_clients_and_a_tenth_is_for_testing(tmp_path):
     assert len(set(held)) == len(held) == 100
     assert set(held) < rows
     # Another seed draws other test samples.
-    again = build_data(section("leaf:femnist", dir=str(tmp_path), clients=4), seed=1)
+    again = load("leaf:femnist", dir=str(tmp_path), clients=4, seed=1)
     assert not torch.equal(data.test.x, again.test.x)
 
 
@@ -112,7 +109,7 @@ def test_leaf_folders_train_and_test_are_kept(tmp_path):
     train, test = vector_users(784, [5, 6, 7], 10), vector_users(784, [1, 2, 0], 10)
     write_leaf(tmp_path / "train" / "all.json", train)
     write_leaf(tmp_path / "test" / "all.json", test)
-    data = build_data(section("leaf:femnist", dir=str(tmp_path), clients=3), seed=0)
+    data = load("leaf:femnist", dir=str(tmp_path), clients=3)
     assert sorted(len(c) for c in data.clients) == [5, 6, 7]
     assert len(data.test) == 3
 
@@ -131,7 +128,7 @@ def test_roles_are_who_speaks_in_a_play():
 def test_plays_become_windows_with_their_next_character_and_the_end_is_for_testing(tmp_path):
     speech = "".join(chr(ord("a") + i % 26) for i in range(100))
     (tmp_path / "play.txt").write_text(PLAY.format(speech[:50], speech, speech[50:]))
-    data = build_data(section("shakespeare:load", dir=str(tmp_path), clients=2, length=8), seed=0)
+    data = load("shakespeare:load", dir=str(tmp_path), clients=2, length=8)
     assert data.classes == data.text.vocabulary == 26 + 2  # the letters, the line break, and "other"
     assert sorted(len(c) for c in data.clients) == [90 - 8, 90 - 8]
     assert len(data.test) == (101 - 90 - 8) + (100 - 90 - 8)
@@ -147,7 +144,7 @@ def test_leaf_shakespeare_is_read_and_checked(tmp_path):
     samples = [(text[i : i + 10], text[i + 10]) for i in range(len(text) - 10)]
     users = {name: ([x for x, _ in samples], [y for _, y in samples]) for name in ("HAMLET", "GHOST")}
     write_leaf(tmp_path / "shakespeare" / "all.json", users)
-    data = build_data(section("shakespeare:load", dir=str(tmp_path), clients=2, length=10), seed=0)
+    data = load("shakespeare:load", dir=str(tmp_path), clients=2, length=10)
     letters = sorted(set(text))
     assert data.classes == len(letters) + 1
     x, y = data.clients[0].x[3].tolist(), int(data.clients[0].y[3])
@@ -252,5 +249,5 @@ def test_files_of_another_form_are_data_errors_that_say_what_is_wrong(tmp_path, 
     name, _, pooled = name.partition(", ")
     keys = {"pool": 3} if pooled else {}
     with pytest.raises(DataError, match=message) as error:
-        build_data(section(name, dir=str(tmp_path), clients=2, **keys), seed=0)
+        load(name, dir=str(tmp_path), clients=2, **keys)
     assert "\n" not in str(error.value)

@@ -4,28 +4,25 @@ import pytest
 import torch
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.sections import Digits, Function, named_function
 from fastagg.sim.recipes.config import from_dict
-from fastagg.sim.recipes.sections import Model
-from fastagg.sim.runs.build import build_data, build_model
+from fastagg.sim.runs.build import build_model
 from fastagg.sim.runs.run import run
 
-from .fake_data import PAIRS, WORDS, save_pretrained, write_newsgroups, write_rte
+from .fake_data import PAIRS, WORDS, load, recipe, save_pretrained, write_newsgroups, write_rte
 
 transformers = pytest.importorskip("transformers")
 
 
 def text(name, folder, **keys):
-    values = {"name": f"texts:{name}", "dir": str(folder), "alpha": 1.0, "pretrained": "tiny", **keys}
-    return Function.model_validate(named_function(values, Function.model_fields))
+    return {"name": f"texts:{name}", "dir": str(folder), "alpha": 1.0, "pretrained": "tiny", **keys}
 
 
 def glue(folder, task):
     return text("glue", folder, task=task, clients=2, max_length=12)
 
 
-def transformer(**keys):
-    return Model.model_validate({"name": "transformer:classifier", **keys})
+def transformer(data):
+    return build_model(recipe(model={"name": "transformer:classifier"}, name="digits"), data)
 
 
 def tokens(*words):
@@ -35,7 +32,7 @@ def tokens(*words):
 def test_rte_pairs_become_padded_tokens(tmp_path):
     save_pretrained(tmp_path / "tiny")
     write_rte(tmp_path)
-    data = build_data(glue(tmp_path, "rte"), seed=0)
+    data = load(**glue(tmp_path, "rte"))
     expected = tokens("[CLS]", "the", "cat", "runs", ".", "[SEP]", "yes", "a", "dog", "[SEP]", "[PAD]", "[PAD]")
     assert data.test.x[0].tolist() == expected
     assert data.test.y.tolist() == [0, 1] * 4
@@ -59,7 +56,7 @@ def test_glue_saved_by_datasets_and_as_parquet_are_the_same_as_tsv(tmp_path):
             for split, part in parts.items():
                 (folder / "rte").mkdir(exist_ok=True)
                 part.to_parquet(str(folder / "rte" / f"{split}-00000-of-00001.parquet"))
-        found.append(build_data(glue(folder, "rte"), seed=0))
+        found.append(load(**glue(folder, "rte")))
     for other in found[1:]:
         assert torch.equal(found[0].test.x, other.test.x)
         assert torch.equal(found[0].clients[0].y, other.clients[0].y)
@@ -79,33 +76,33 @@ def test_damaged_tables_name_the_file(tmp_path):
     ):
         path.write_text(content)
         with pytest.raises(DataError, match=message):
-            build_data(glue(tmp_path, "rte"), seed=0)
+            load(**glue(tmp_path, "rte"))
 
 
 def test_an_absent_or_damaged_pretrained_model_says_what_to_put_where(tmp_path):
     write_rte(tmp_path)
     with pytest.raises(DataError, match=r"no pretrained model 'tiny'.*save_pretrained"):
-        build_data(glue(tmp_path, "rte"), seed=0)
+        load(**glue(tmp_path, "rte"))
     save_pretrained(tmp_path / "tiny")
-    data = build_data(glue(tmp_path, "rte"), seed=0)
+    data = load(**glue(tmp_path, "rte"))
     weights = tmp_path / "tiny" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(DataError, match="no readable model"):
-        build_model(transformer(), data, seed=0)
+        transformer(data)
     (tmp_path / "tiny" / "config.json").write_text("{}")
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         (tmp_path / "tiny" / name).unlink(missing_ok=True)
     with pytest.raises(DataError, match="no readable tokenizer"):
-        build_data(glue(tmp_path, "rte"), seed=0)
+        load(**glue(tmp_path, "rte"))
 
 
 def test_newsgroups_are_read_from_their_folders(tmp_path):
     save_pretrained(tmp_path / "tiny", "distilbert")
     write_newsgroups(tmp_path)
-    data = build_data(text("newsgroups", tmp_path, clients=4, max_length=8), seed=0)
+    data = load(**text("newsgroups", tmp_path, clients=4, max_length=8))
     assert data.classes == 20
     assert sorted(data.test.y.tolist()) == sorted([*range(20), *range(20)])
-    model = build_model(transformer(), data, seed=0)
+    model = transformer(data)
     x = data.test.x[:3]
     assert model(x).shape == (3, 20)
     assert not torch.equal(model.train()(x), model.train()(x))  # the model's own dropout
@@ -115,7 +112,7 @@ def test_newsgroups_are_read_from_their_folders(tmp_path):
 def rte(tmp_path):
     save_pretrained(tmp_path / "tiny")
     write_rte(tmp_path)
-    return build_data(glue(tmp_path, "rte"), seed=0)
+    return load(**glue(tmp_path, "rte"))
 
 
 @pytest.mark.parametrize("algorithm", [{"name": "FADAS", "lr": 0.01, "buffer_size": 2}, {"name": "ACE", "lr": 0.01}])
@@ -123,7 +120,7 @@ def test_adapters_are_trained_through_a_whole_run(tmp_path, algorithm):
     pytest.importorskip("peft")
     save_pretrained(tmp_path / "tiny")
     write_rte(tmp_path)
-    data = glue(tmp_path, "rte").model_dump()
+    data = glue(tmp_path, "rte")
     values = {
         "name": "lora",
         "algorithm": algorithm,
@@ -141,6 +138,6 @@ def test_adapters_are_trained_through_a_whole_run(tmp_path, algorithm):
 
 def test_text_and_models_that_do_not_go_together_are_refused(rte):
     with pytest.raises(ConfigError, match="cannot read text"):
-        build_model(Model(name="mlp"), rte, seed=0)
+        build_model(recipe(name="digits"), rte)
     with pytest.raises(ConfigError, match="needs data with a pretrained model"):
-        build_model(transformer(), build_data(Digits(name="digits"), seed=0), seed=0)
+        transformer(load("digits"))

@@ -1,8 +1,9 @@
 """How long clients take, and who is slow: each law against its formula. Transmissions, hangs, clients that leave."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,42 +13,40 @@ from hypothesis import strategies as st
 
 from fastagg import FedAsync, FedBuff
 from fastagg.sim.clients.own import Own
-from fastagg.sim.clock.by_version import ExponentialVersions, UniformVersions, VersionSchedule
-from fastagg.sim.clock.delays import SIZE_TIED_TABLES, THREE_CLASS_TABLES, Around, DelayModel, Drawn, SizeTied
-from fastagg.sim.clock.delays import ThreeClass as Three
+from fastagg.sim.clock import delays as laws
+from fastagg.sim.clock.by_version import VersionSchedule
+from fastagg.sim.clock.delays import LAWS, Population, Times, VersionDelay
 from fastagg.sim.clock.sampling import Participation
-from fastagg.sim.clock.view import History
-from fastagg.sim.recipes.sections import ExponentialDelay
-from fastagg.sim.runs.build import build_delays
 from fastagg.sim.runs.run import run
 from fastagg.sim.runs.simulation import Simulation
 
 from .engine_models import halved, train
 
 
-def durations(model: DelayModel, client: int, count: int) -> np.ndarray:
-    return np.array([model.duration(client, number) for number in range(count)])
+def times(name: str, clients: int | Sequence[int] = 1, seed: int = 0, **keys: Any) -> Times:
+    """The times of a law; ``clients``: how many, or the samples of each."""
+    sizes = [1] * clients if isinstance(clients, int) else clients
+    return Times(LAWS[name](name=name, **keys), Population(sizes, seed))
 
 
-class Always(DelayModel):
+def durations(drawn: Times, client: int, count: int) -> np.ndarray:
+    return np.array([drawn.duration(client, number) for number in range(count)])
+
+
+def always(seed: int = 0, time: float = 1.0, **keys: Any) -> Times:
     """Every task takes as long."""
-
-    unit = "s"
-
-    def __init__(self, time: float) -> None:
-        self.time = time
-
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
-        return self.time
+    drawn = times("exponential", 9, seed, **keys)
+    drawn._durations = lambda client, number, steps: time
+    return drawn
 
 
 # A law: how its draws are made, the share of them that is at most x, and their mean.
 Law = tuple[Callable[[int], np.ndarray], Callable[[np.ndarray], np.ndarray], float]
 
 
-def uniform(model: DelayModel, kind: int, low: float, high: float) -> Law:
-    client = int(np.flatnonzero(model.classes == kind)[0])
-    return lambda n: durations(model, client, n), lambda x: ((x - low) / (high - low)).clip(0, 1), (low + high) / 2
+def uniform(drawn: Times, kind: int, low: float, high: float) -> Law:
+    client = int(np.flatnonzero(drawn.classes == kind)[0])
+    return lambda n: durations(drawn, client, n), lambda x: ((x - low) / (high - low)).clip(0, 1), (low + high) / 2
 
 
 def exponential(mean: float, draw: Callable[[int], np.ndarray]) -> Law:
@@ -56,11 +55,11 @@ def exponential(mean: float, draw: Callable[[int], np.ndarray]) -> Law:
 
 def normal(size: float, jitter: float) -> Law:
     """Sending so much, with a factor that is normal around 1. Time does not go back."""
-    model, law = Around(Always(0.0), seed=0, speeds=(None, 5.0), jitter=jitter), NormalDist(1, jitter)
+    drawn, law = times("exponential", up=5.0, jitter=jitter), NormalDist(1, jitter)
     below = law.cdf(0)
     mean = size / 5 * (1 - below + jitter**2 * law.pdf(0))
     return (
-        lambda n: np.array([model.sending(0, number, 9, int(size)) for number in range(n)]),
+        lambda n: np.array([drawn.sending(0, number, 9, int(size)) for number in range(n)]),
         np.vectorize(lambda x: law.cdf(x / size * 5) if x >= 0 else 0.0),
         mean,
     )
@@ -68,91 +67,108 @@ def normal(size: float, jitter: float) -> Law:
 
 def versions(mean: float) -> Law:
     """Rounded at random, and cut at five times the mean of the draws before the cut."""
-    model, scale = ExponentialVersions(seed=0, mean=mean), mean / (1 - np.exp(-5))
+    (longest, tau), scale = VersionDelay(name="version", mean=mean).taus(0), mean / (1 - np.exp(-5))
     cut = 5 * scale
 
     def later(x: np.ndarray) -> np.ndarray:
         return scale * (np.exp(-np.minimum(x, cut) / scale) - np.exp(-np.minimum(x + 1, cut) / scale))
 
     def draw(count: int) -> np.ndarray:
-        drawn = np.array([model.tau(0, arrival) for arrival in range(count)])
-        assert drawn.max() <= model.longest
+        drawn = np.array([tau(arrival) for arrival in range(count)])
+        assert drawn.max() <= longest
         return drawn
 
     return draw, lambda x: 1 - later(x), mean
 
 
-RATES = Drawn(1, ExponentialDelay(name="exponential", spread=1.0), 4000)
-assert RATES.means is not None
-LAWS: dict[str, Law] = {
-    **{f"three-class, {table}, {kind}": uniform(Three(60, 1, table), kind, *ranges)
-       for table, classes in THREE_CLASS_TABLES.items() for kind, ranges in enumerate(classes)},
-    **{f"size-tied, {table}, {kind}": uniform(SizeTied(range(20), 1, table), kind, *ranges)
-       for table, classes in SIZE_TIED_TABLES.items() for kind, ranges in enumerate(classes)},
-    "exponential": exponential(5.0, lambda n: durations(Drawn(3, ExponentialDelay(name="exponential")), 7, n)),
-    **{f"exponential, client {c}": exponential(RATES.means[c], lambda n, c=c: durations(RATES, c, n))
-       for c in (int(RATES.means.argmin()), int(RATES.means.argmax()))},
+SPREAD = laws.ExponentialDelay(name="exponential", spread=1.0)
+RATES, MEANS = (make(Population([1] * 4000, 1)) for make in (lambda p: Times(SPREAD, p), SPREAD.means))
+TABLES = {name: LAWS[name].tables for name in ("three-class", "size-tied")}
+SIGMA, SHAPE = 0.8, 4.0
+FORMULAS: dict[str, Law] = {
+    **{f"{name}, {table}, {kind}": uniform(times(name, range(60), 1, table=table), kind, *ranges)
+       for name, tables in TABLES.items() for table, classes in tables.items() for kind, ranges in enumerate(classes)},
+    "exponential": exponential(5.0, lambda n: durations(times("exponential", 8, 3), 7, n)),
+    **{f"exponential, client {c}": exponential(MEANS[c], lambda n, c=c: durations(RATES, c, n))
+       for c in (int(MEANS.argmin()), int(MEANS.argmax()))},
+    "lognormal": (lambda n: durations(times("lognormal", sigma=SIGMA), 0, n), np.vectorize(
+        lambda x: NormalDist(np.log(5.0) - SIGMA**2 / 2, SIGMA).cdf(np.log(x))), 5.0),
+    "pareto": (lambda n: durations(times("pareto", shape=SHAPE), 0, n),
+               lambda x: 1 - (5.0 * (SHAPE - 1) / SHAPE / x) ** SHAPE, 5.0),
     "means of clients": (  # lognormal
-        lambda n: np.log(RATES.means[:n]) - np.log(RATES.means).mean(), np.vectorize(NormalDist().cdf), 0.0),
+        lambda n: np.log(MEANS[:n]) - np.log(MEANS).mean(), np.vectorize(NormalDist().cdf), 0.0),
     "sending": normal(15, 0.2),
     "sending, wild": normal(15, 5.0),
     # Hangs do not cause longer hangs: with a training time of 1 no task takes more than 2. The first never hangs.
-    "hangs": (lambda n: durations(Around(Always(1.0), seed=0, share=0.3), 0, n + 1)[1:],
+    "hangs": (lambda n: durations(always(suspension=0.3), 0, n + 1)[1:],
               lambda x: np.where(x < 1, 0, 0.7 + 0.3 * (x - 1)).clip(0, 1), 1.15),
-    "versions, uniform": (lambda n: np.array([UniformVersions(0, 4).tau(0, k) for k in range(n)]),
-                          lambda x: ((np.floor(x) + 1) / 5).clip(0, 1), 2.0),
-    **{f"versions, exponential, {mean}": versions(mean) for mean in (1.0, 5.0, 20.0)},
+    "version, uniform": (lambda n: np.array([VersionDelay(name="version", tau_max=4).taus(0)[1](k) for k in range(n)]),
+                         lambda x: ((np.floor(x) + 1) / 5).clip(0, 1), 2.0),
+    **{f"version, exponential, {mean}": versions(mean) for mean in (1.0, 5.0, 20.0)},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", FORMULAS)
 def test_a_law_is_its_formula(name: str) -> None:
     """By Kolmogorov and Smirnov's distance, which a right law exceeds in one of 10,000 cases. Seeds are fixed."""
-    draw, share, mean = LAWS[name]
+    draw, share, mean = FORMULAS[name]
     drawn = draw(4000)
     at = np.unique(drawn)
-    found = np.searchsorted(np.sort(drawn), at, side="right") / len(drawn)
-    assert np.abs(found - share(at)).max() < 2.23 / np.sqrt(len(drawn))
+    reached = np.searchsorted(np.sort(drawn), at, side="right") / len(drawn)
+    assert np.abs(reached - share(at)).max() < 2.23 / np.sqrt(len(drawn))
     assert abs(drawn.mean() - mean) < 5 * drawn.std() / np.sqrt(len(drawn))
 
 
+def test_every_law_has_a_formula_here() -> None:
+    others = {"measured", "function"}  # what a file and a user say: test_measured.py, test_own_functions.py
+    assert set(LAWS) - others <= {name.partition(",")[0] for name in FORMULAS}
+
+
+def test_a_new_law_is_one_class_and_what_it_forgets_is_named(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laws, "LAWS", dict(LAWS))
+    name = {"__module__": laws.__name__, "__annotations__": {"name": Literal["incomplete"], "shape": float}}
+    with pytest.raises(TypeError, match="Incomplete lacks draw, its formula, a docstring, shape in its doc"):
+        type(laws.DrawnDelay)("Incomplete", (laws.DrawnDelay,), name)
+    with pytest.raises(TypeError, match="the delay law Incomplete lacks unit, durations"):
+        type(laws.DrawnDelay)("Incomplete", (laws.TimedDelay,), name)
+    assert "incomplete" not in laws.LAWS
+
+
 def test_the_tables_are_those_of_the_papers() -> None:
-    assert THREE_CLASS_TABLES == {"large": ((1, 2), (3, 5), (50, 80)), "mild": ((1, 2), (3, 5), (5, 8))}  # FADAS
-    assert SIZE_TIED_TABLES == {"large": ((1, 2), (3, 5), (50, 80)), "mild": ((1, 2), (3, 5), (10, 20))}  # FedEcho
+    assert TABLES["three-class"] == {"large": ((1, 2), (3, 5), (50, 80)), "mild": ((1, 2), (3, 5), (5, 8))}  # FADAS
+    assert TABLES["size-tied"] == {"large": ((1, 2), (3, 5), (50, 80)), "mild": ((1, 2), (3, 5), (10, 20))}  # FedEcho
 
 
 def test_draws_depend_on_seed_client_and_number_alone() -> None:
-    def keyed(number: int) -> list[DelayModel]:
-        return [
-            Drawn(number, ExponentialDelay(name="exponential")), Three(9, number), SizeTied(range(9), number),
-            Around(Always(1.0), number, speeds=(1.0, 1.0), jitter=1.0),
-        ]  # fmt: skip
+    def keyed(seed: int) -> list[Times]:
+        drawn = [times(name, range(9), seed) for name in ("exponential", "three-class", "size-tied")]
+        return [*drawn, always(seed=seed, speed=1.0, up=1.0, jitter=1.0)]
 
-    def drawn(model: DelayModel, client: int, number: int) -> float:
-        return model.duration(client, number) + model.sending(client, number, 9, 9)
+    def total(drawn: Times, client: int, number: int) -> float:
+        return drawn.duration(client, number) + drawn.sending(client, number, 9, 9)
 
     keys = [(client, number) for client in (1, 2, 3) for number in (0, 1)]
-    for one, two, other in zip(keyed(0), keyed(0), keyed(1), strict=True):
-        forwards = [drawn(one, *key) for key in keys]
-        assert [drawn(two, *key) for key in keys[::-1]] == forwards[::-1] and len(set(forwards)) == 6
-        assert drawn(other, *keys[0]) != forwards[0]
+    for first, same, other in zip(keyed(0), keyed(0), keyed(1), strict=True):
+        forwards = [total(first, *key) for key in keys]
+        assert [total(same, *key) for key in keys[::-1]] == forwards[::-1] and len(set(forwards)) == 6
+        assert total(other, *keys[0]) != forwards[0]
 
 
 def test_three_class_shares_are_those_of_the_largest_dirichlet_component() -> None:
-    shares = np.bincount(Three(20_000, seed=0).classes, minlength=3) / 20_000
+    shares = np.bincount(times("three-class", 20_000).classes, minlength=3) / 20_000
     # An independent route to a Dirichlet: the largest of three gamma variates, other generator.
     gammas = np.random.RandomState(5).gamma([3.0, 2.0, 1.0], size=(200_000, 3))
     expected = np.bincount(gammas.argmax(axis=1), minlength=3) / 200_000
     assert np.abs(shares - expected).max() < 5 * np.sqrt(0.25 / 20_000)
-    slow = [(Three(5_000, seed=0, gamma=gamma).classes == 2).mean() for gamma in (0.1, 1.0, 10.0)]
+    slow = [(times("three-class", 5_000, gamma=gamma).classes == 2).mean() for gamma in (0.1, 1.0, 10.0)]
     assert slow[0] > slow[1] > slow[2]
 
 
 def test_counts_put_exactly_so_many_clients_into_each_class() -> None:
-    classes = [Three(50, seed, counts=[29, 14, 7]).classes for seed in range(3)]
+    classes = [times("three-class", 50, seed, counts=[29, 14, 7]).classes for seed in range(3)]
     assert all(np.bincount(c).tolist() == [29, 14, 7] for c in classes)
     assert not (classes[0] == classes[1]).all()  # the seed says which
-    drawn = [np.bincount(Three(50, seed).classes, minlength=3)[2] for seed in range(30)]
+    drawn = [np.bincount(times("three-class", 50, seed).classes, minlength=3)[2] for seed in range(30)]
     assert len(set(drawn)) > 3  # without counts it is chance
 
 
@@ -162,7 +178,7 @@ def test_counts_put_exactly_so_many_clients_into_each_class() -> None:
     seed=st.integers(0, 5),
 )
 def test_a_tenth_is_long_and_with_gamma_zero_nobody_with_more_samples_is_quicker(sizes, gamma, seed) -> None:
-    classes, sizes = SizeTied(sizes, seed, gamma=gamma).classes, np.array(sizes)
+    classes, sizes = times("size-tied", sizes, seed, gamma=gamma).classes, np.array(sizes)
     assert (classes == 2).sum() == len(sizes) // 10
     assert abs((classes == 0).sum() - 0.6 * (len(sizes) - len(sizes) // 10)) <= 0.5
     for quicker in (0, 1) if gamma == 0 else ():
@@ -172,19 +188,16 @@ def test_a_tenth_is_long_and_with_gamma_zero_nobody_with_more_samples_is_quicker
 
 def test_a_larger_gamma_weakens_the_tie() -> None:
     sizes = np.arange(1000)
-    strength = [np.corrcoef(sizes, SizeTied(sizes, 0, gamma=gamma).classes)[0, 1] for gamma in (0.0, 1.0, 100.0)]
+    strength = [np.corrcoef(sizes, times("size-tied", sizes, gamma=gamma).classes)[0, 1] for gamma in (0.0, 1.0, 100.0)]
     assert strength[0] > 0.85
     assert 0.4 < strength[1] < 0.8
     assert abs(strength[2]) < 0.15
 
 
-def test_what_is_around_a_model_adds_its_own_and_by_default_nothing() -> None:
-    base = Drawn(2, ExponentialDelay(name="exponential", mean=3.0))
-    assert RATES.means.mean() == pytest.approx(5.0)
-    same = Around(base, 2)
-    assert same.unit == base.unit and (durations(same, 2, 30) == durations(base, 2, 30)).all()
-    assert same.sending(2, 0, 9, 9) == 0.0
-    steps = Around(base, 2, reference=10, speeds=(20.0, 12.0))
+def test_the_settings_of_every_law_add_their_own_and_by_default_nothing() -> None:
+    assert MEANS.mean() == pytest.approx(5.0)
+    base, steps = times("exponential", 9, 2), times("exponential", 9, 2, steps=10, speed=20.0, up=12.0, jitter=0.0)
+    assert base.sending(2, 0, 9, 9) == 0.0
     assert steps.duration(4, 0, 10) == pytest.approx(base.duration(4, 0))
     assert steps.duration(4, 0, 25) == pytest.approx(2.5 * base.duration(4, 0))
     assert [steps.sending(3, n, 60, 48) for n in range(9)] == pytest.approx([7.0] * 9)  # not by steps
@@ -199,16 +212,12 @@ def test_transmission_time_follows_the_model_and_the_speed(tiny) -> None:
     assert delays(speed=100.0) - delays(speed=200.0) == pytest.approx(4 * parameters / 200.0)
 
 
-def test_a_hang_is_as_long_as_a_training_at_most_however_slow_the_network(tiny) -> None:
-    def times(**changes):
-        config = tiny({"delay": {"name": "exponential", "suspension": 0.5, **changes}})
-        delays, keys = (
-            build_delays(config, [1] * 3, Own(), History(None, [1] * 3)),
-            [(client, number) for number in range(20) for client in range(3)],
-        )
-        return np.array([delays.duration(*key) + delays.sending(*key, 4000, 4000) for key in keys])
+def test_a_hang_is_as_long_as_a_training_at_most_however_slow_the_network() -> None:
+    def drawn(**keys):
+        law, keys = times("exponential", 3, suspension=0.5, **keys), [(c, n) for n in range(20) for c in range(3)]
+        return np.array([law.duration(*key) + law.sending(*key, 4000, 4000) for key in keys])
 
-    alone, sent = times(), times(speed=10.0, jitter=0.0)
+    alone, sent = drawn(), drawn(speed=10.0, jitter=0.0)
     assert sent - alone == pytest.approx(sent[0] - alone[0]) and sent[0] - alone[0] > 10 * alone.max()
 
 
@@ -288,9 +297,9 @@ VERSION = {"participation": {"rule": "all"}, "run": {"uploads": 40}}
 class Follower:
     """Drives a schedule without training: every update moves the model by one, so version t holds the value t."""
 
-    def __init__(self, server, delays, clients: int, seed: int = 0) -> None:
+    def __init__(self, server, clients: int, **law: Any) -> None:
         self.server = server
-        self.schedule = VersionSchedule(server, delays, clients, seed)
+        self.schedule = VersionSchedule(server, VersionDelay(name="version", **law), clients, 0)
         self.schedule.start()
 
     def step(self):
@@ -306,21 +315,17 @@ def fedbuff(size: int):
 
 
 @pytest.mark.parametrize(
-    ("delays", "buffer_size", "clients"),
-    [
-        (UniformVersions(seed=0, longest=6), 1, 50),
-        (UniformVersions(seed=0, longest=4), 5, 50),
-        (ExponentialVersions(seed=0, mean=2.0), 2, 50),
-    ],
+    ("law", "buffer_size", "clients"),
+    [({"tau_max": 6}, 1, 50), ({"tau_max": 4}, 5, 50), ({"mean": 2.0}, 2, 50)],
 )
-def test_arrivals_were_trained_on_the_version_tau_before(delays, buffer_size, clients):
+def test_arrivals_were_trained_on_the_version_tau_before(law, buffer_size, clients):
     """Or on the first version while there are fewer."""
-    follower = Follower(fedbuff(buffer_size), delays, clients)
-    keys = set()
+    follower = Follower(fedbuff(buffer_size), clients, **law)
+    keys, tau = set(), VersionDelay(name="version", **law).taus(0)[1]
     for arrival in range(300):
         before = follower.server.version
         job, receipt = follower.step()
-        assert receipt.delay == before - job.task.version == min(delays.tau(job.client, arrival), before)
+        assert receipt.delay == before - job.task.version == min(tau(arrival), before)
         # The snapshot is the model as it was then, not as it is now.
         assert torch.equal(job.task.params, torch.full((3,), float(job.task.version)))
         keys.add((job.client, job.number))
@@ -328,13 +333,13 @@ def test_arrivals_were_trained_on_the_version_tau_before(delays, buffer_size, cl
 
 
 def test_clients_arrive_equally_often():
-    follower = Follower(fedbuff(1), UniformVersions(seed=0, longest=4), clients=10)
+    follower = Follower(fedbuff(1), 10, tau_max=4)
     counts = np.bincount([follower.step()[0].client for _ in range(2_000)], minlength=10)
     assert ((counts - 200) ** 2 / 200).sum() < 45  # 9 degrees of freedom: p = 1e-6
 
 
 def test_a_buffer_larger_than_the_number_of_clients_still_fills():
-    follower = Follower(fedbuff(7), UniformVersions(seed=0, longest=2), clients=2)
+    follower = Follower(fedbuff(7), 2, tau_max=2)
     for _ in range(70):
         follower.step()
     assert follower.server.version == 10
@@ -342,7 +347,7 @@ def test_a_buffer_larger_than_the_number_of_clients_still_fills():
 
 def test_versions_nobody_can_use_any_more_are_let_go():
     server = FedAsync(torch.zeros(3), alpha=0.5)
-    follower = Follower(server, UniformVersions(seed=0, longest=3), clients=5)
+    follower = Follower(server, 5, tau_max=3)
     held = []
     for _ in range(400):
         follower.step()

@@ -10,30 +10,20 @@ from fastagg.model import Layout, ModelState
 from fastagg.sim import run
 from fastagg.sim.clients.encoder import Encoder
 from fastagg.sim.comparison.groups import grouped
-from fastagg.sim.recipes.config import Config, from_dict
+from fastagg.sim.recipes.config import Config, from_toml
 from fastagg.sim.recipes.sections import Encoding
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.show import series
 
+from .conftest import TINY
+
 SIZE = 650  # parameters of the logistic model on digits
 
 
 def config(model: dict[str, Any] | None = None, delay: dict[str, Any] | None = None, **encoding: Any) -> Config:
-    return from_dict(
-        {
-            "name": "encoded",
-            "seed": 3,
-            "algorithm": {"name": "FedBuff", "buffer_size": 5},
-            "data": {"name": "digits", "clients": 10, "alpha": 1.0},
-            "model": model or {"name": "logistic"},
-            "client": {"lr": 0.1, "steps": 2},
-            "delay": delay or {"name": "exponential"},
-            "encoding": encoding,
-            "run": {"uploads": 40, "evaluate_every": 4},
-        },
-        "test",
-    )
+    changes = {"model": model or {"name": "logistic"}, "delay": delay or {"name": "exponential"}, "encoding": encoding}
+    return from_toml(TINY, "test", {**changes, "participation": {"rule": "all"}})
 
 
 def played(given: Config) -> Simulation:

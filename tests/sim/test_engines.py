@@ -8,10 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from fastagg import sim
 from fastagg.errors import ConfigError
 from fastagg.sim.comparison.cells import run_cells
+from fastagg.sim.data.federated import FederatedData, Samples
 from fastagg.sim.recipes.config import to_toml
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.runs.run import run
@@ -50,6 +53,20 @@ def test_a_comparison_by_processes_is_the_same(tiny, tmp_path):
     for cell in cells:
         assert outcomes[cell.name].summary["stopped"] == "finished"
         same(tmp_path / "here" / cell.name, tmp_path / "there" / cell.name)
+
+
+def linear(shape, classes):
+    return nn.Sequential(nn.Linear(shape[0], 4), nn.ReLU(), nn.Linear(4, classes))
+
+
+def test_a_program_s_data_goes_to_the_processes_whole_whatever_their_load(tmp_path):
+    """More tensors than a process may be sent files, and results that outlive the process that made them."""
+    clients = [Samples(torch.full((2, 3), float(n)), torch.tensor([0, 1])) for n in range(200)]
+    data = FederatedData(clients, clients[0], 2)
+    short = {"run.uploads": 4, "participation.concurrency": 5}
+    apart, here = (sim.compare("fedbuff-digits-large", short, data=data, model=linear, seeds=3, jobs=jobs,
+                               out=tmp_path / str(jobs)) for jobs in (2, None))  # fmt: skip
+    assert not apart.failed and [result.rows for result in apart.results] == [result.rows for result in here.results]
 
 
 def members(session: int) -> list[int]:

@@ -36,7 +36,10 @@ FUSED: dict[str, dict[str, Any]] = {
         "model": {"name": "cnn", "widths": [4, 6]},
         "client.weight_decay": 0.1,
     },
-    "synthetic": {"data": {"name": "synthetic", "clients": 9}, "model": {"name": "logistic"}},
+    "synthetic": {
+        "data": {"name": "synthetic:load", "clients": 9},
+        "model": {"name": "logistic"},
+    },
 }
 
 
@@ -71,7 +74,7 @@ def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def test_augmented_batches_are_those_of_torch(tiny: Any) -> None:
-    data = build_data(tiny().data, 0)
+    data = build_data(tiny())
     agree(Simulation(tiny(), replace(data, clients=[replace(samples, augment=noisy) for samples in data.clients])))
 
 
@@ -117,7 +120,7 @@ def test_a_batch_of_one_is_refused_where_torch_refuses_it(tiny: Any) -> None:
     def network(shape: Any, classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
 
-    data = build_data(tiny().data, 0)
+    data = build_data(tiny())
     size = len(data.clients[3])
     with pytest.raises(ConfigError, match=r"client\.batch_size: client \d+ has \d+ samples and so a batch of one"):
         run(tiny({"client.batch_size": size - 1, "participation": {"rule": "all"}}), model=network)
@@ -127,62 +130,10 @@ def test_an_exception_in_a_thread_comes_out_and_the_threads_end(tiny: Any) -> No
     def broken(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
         raise ValueError("no such picture")
 
-    data = build_data(tiny().data, 0)
+    data = build_data(tiny())
     data = replace(data, clients=[replace(samples, augment=broken) for samples in data.clients])
     with pytest.raises(ValueError, match="no such picture"):
         run(tiny(), data=data, workers=2)
-
-
-class Seen:
-    """A model's factory. It notes how convolutions are called in training."""
-
-    def __init__(self) -> None:
-        self.layouts: set[bool] = set()
-        self.types: set[torch.dtype] = set()
-
-    def __call__(self, shape: Any, classes: int) -> nn.Module:
-        torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Conv2d(shape[0], 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1),
-            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes),
-        )  # fmt: skip
-        model[3].register_forward_hook(self.note)
-        return model
-
-    def note(self, layer: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        if layer.training:
-            assert isinstance(layer, nn.Conv2d)
-            self.layouts.add(layer.weight.is_contiguous(memory_format=torch.channels_last))
-            self.types.add(output.dtype)
-
-
-@pytest.fixture
-def trained(tiny):
-    """Return what a run with these settings of `run` noted, and its last row."""
-
-    def act(**settings: bool) -> tuple[Seen, Any]:
-        seen = Seen()
-        changes = {"run.uploads": 60, "client.lr": 0.2, "run.fused": False}
-        changes |= {f"run.{name}": value for name, value in settings.items()}
-        return seen, run(tiny(changes), model=seen)
-
-    return act
-
-
-def test_bf16_is_of_the_forward_pass_and_channels_last_is_kept_from_the_server_to_the_clients(trained):
-    plain, exact = trained()
-    assert plain.types == {torch.float32} and plain.layouts == {False}
-    for autocast, last in ((True, False), (False, True), (True, True)):  # both as on a GPU
-        seen, other = trained(autocast=autocast, channels_last=last)
-        assert seen.types == {torch.bfloat16 if autocast else torch.float32} and seen.layouts == {last}
-        assert other.rows[-1].loss < other.rows[0].loss, "it learns"
-        assert other.rows[-1].loss == pytest.approx(exact.rows[-1].loss, rel=0.05 if autocast else 1e-4)
-        assert (other.rows[-1].loss != exact.rows[-1].loss) or not autocast
-
-
-def test_bf16_is_trained_by_torch_and_says_so(tiny):
-    result = run(tiny({"run.uploads": 6, "run.autocast": True}))
-    assert result.summary["fused"] == "run.autocast is on"
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

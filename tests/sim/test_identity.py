@@ -40,7 +40,7 @@ def folder(tiny, tmp_path):
     here.mkdir()
     for name, text in FILES.items():
         (here / name).write_text(text)
-    digits = build_data(tiny().data, 0).clients[0]
+    digits = build_data(tiny()).clients[0]
     labels = np.arange(len(digits)) % 10
     arrays = {"x_train": digits.x.numpy(), "y_train": labels, "x_test": digits.x.numpy(), "y_test": labels}
     np.savez(here / "data.npz", **arrays)
@@ -115,7 +115,7 @@ def closing_over(scale):
 
 
 def test_what_a_program_passes_is_part_of_the_run(tiny, tmp_path):
-    config, data = tiny(SHORT), build_data(tiny().data, 0)
+    config, data = tiny(SHORT), build_data(tiny())
     other = replace(data, test=replace(data.test, x=data.test.x + 1e-3))
     given = {"data": data, "own": Own(change=closing_over(1.0)), "model": lambda shape, classes: torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, classes))}  # fmt: skip
@@ -190,7 +190,7 @@ def test_keys_of_the_first_level_are_settings_and_mean_the_same(tiny):
     assert fastagg.sim.run(values, seed=3).rows == run(tiny({**SHORT, "seed": 3})).rows != run(tiny(SHORT)).rows
     delay = {"name": "exponential"}
     assert fastagg.sim.run(values, delay=delay).rows == run(tiny({**SHORT, "delay": delay})).rows
-    passed = build_data(tiny().data, 0)
+    passed = build_data(tiny())
     del values["data"]
     assert fastagg.sim.run(values, data=passed).rows == run(tiny(SHORT)).rows
 
@@ -311,6 +311,10 @@ def test_what_has_no_digest_runs_again_and_is_named(tiny, tmp_path, caplog):
             return update
 
     first = run(tiny(SHORT), tmp_path, own=Own(change=change))
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path}: no digest of own.change.lock, a lock: cannot pickle '_thread.lock' object: "
+        "the run is run again whenever it is started"
+    ]
     why = "own.change.lock, a lock: cannot pickle '_thread.lock' object"
     assert first.summary["inputs"] == {"own.change": f"none: {why}"}
     with pytest.raises(ConfigError, match=r"perhaps other data or code \(no digest of own.change.lock, a lock: cannot"):

@@ -16,7 +16,7 @@ from support import inside
 import fastagg
 from fastagg import ConfigError, DataError
 from fastagg.sim import run
-from fastagg.sim.clock.delays import Durations, Measured, read_times
+from fastagg.sim.clock.delays import MeasuredDelay, Population, Times, read_times
 
 HEADER = "client,dispatched,answered"
 
@@ -46,7 +46,7 @@ def test_a_server_writes_when_tasks_were_sent_and_answered(tmp_path: Path, monke
     now[0] += 1.0
     again.receive(7, torch.ones(3))
     assert read_times(path) == {
-        "ann": Durations([2.0], [0.25]), 'a,"b"': Durations([3.5], []), "7": Durations([1.0], []),
+        "ann": [2.0, 0.25], 'a,"b"': [3.5], "7": [1.0],
     }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_a_server_that_was_watched_before_its_folder_was_opened_writes_times_and
             server.dispatch(f"lost {life}")  # with the restart
     found = read_times(path)
     assert found.keys() == {"model", "models", "chunks"}
-    assert all(len(own.first) == len(own.later) == 1 for own in found.values())
+    assert all(len(own) == 2 for own in found.values())
 
 
 def test_threads_write_whole_lines(tmp_path: Path) -> None:
@@ -170,25 +170,37 @@ def test_a_bad_file_is_named_with_its_line(lines: list[str], words: str, tmp_pat
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
     for head in ("", HEADER + "\n", "Client, dispatched, answered\n"):
         (tmp_path / "a.csv").write_text(f"{head}0,1,6\n1,2,8\n1,1,4\n", encoding="utf-8-sig")
-        assert read_times(tmp_path / "a.csv") == {"0": Durations([5.0], []), "1": Durations([3.0], [6.0])}
+        assert read_times(tmp_path / "a.csv") == {"0": [5.0], "1": [3.0, 6.0]}
 
 
-def test_clients_take_what_those_of_the_same_name_took() -> None:
-    times = {"1": Durations([9.0], [1.0, 2.0]), "0": Durations([4.0], [])}
+@pytest.fixture
+def measured(tmp_path: Path) -> Any:
+    """``measured(times, clients, seed)``: the law of a file in which each client's tasks took these times."""
+
+    def build(times: dict[str, list[float]], clients: int, seed: int = 0) -> Times:
+        lines = [f"{name},{n},{n + time}" for name, own in times.items() for n, time in enumerate(own)]
+        (tmp_path / "times.csv").write_text("\n".join(lines))
+        return Times(MeasuredDelay(name="measured", file="times.csv"), Population([1] * clients, seed, str(tmp_path)))
+
+    return build
+
+
+def test_clients_take_what_those_of_the_same_name_took(measured: Any) -> None:
+    times = {"1": [9.0, 1.0, 2.0], "0": [4.0]}
     for seed in range(3):
-        drawn = Measured(times, 2, seed)
+        drawn, again = measured(times, 2, seed), measured(times, 2, seed)
         assert [drawn.duration(0, n) for n in range(3)] == [4, 4, 4]
         assert drawn.duration(1, 0) == 9  # a real client has loaded its libraries then
         assert {drawn.duration(1, n) for n in range(1, 60)} == {1, 2}
-        assert [drawn.duration(1, n) for n in range(9)] == [Measured(times, 2, seed).duration(1, n) for n in range(9)]
+        assert [drawn.duration(1, n) for n in range(9)] == [again.duration(1, n) for n in range(9)]
 
 
-def test_slow_ones_are_taken_in_the_same_proportion_and_stay_slow() -> None:
-    times = {"slow": Durations([], [50.0, 60.0]), **{name: Durations([500.0], [1.0, 2.0, 3.0]) for name in "abc"}}
+def test_slow_ones_are_taken_in_the_same_proportion_and_stay_slow(measured: Any) -> None:
+    times = {"slow": [500.0, 50.0, 60.0], **{name: [500.0, 1.0, 2.0, 3.0] for name in "abc"}}
     for clients, slow in ((4, 1), (40, 10), (2, 0)):  # as far as whole clients allow
-        delays = Measured(times, clients, seed=0)
+        delays = measured(times, clients)
         drawn = [{delays.duration(client, number) for number in range(1, 60)} for client in range(clients)]
         assert all(own in ({50.0, 60.0}, {1.0, 2.0, 3.0}) for own in drawn)
         assert sum(own == {50.0, 60.0} for own in drawn) == slow
-    places = [[Measured(times, 40, seed).duration(client, 1) > 9 for client in range(40)] for seed in (0, 1)]
+    places = [[measured(times, 40, seed).duration(client, 1) > 9 for client in range(40)] for seed in (0, 1)]
     assert places[0] != places[1]

@@ -304,13 +304,6 @@ def test_own_loss_and_metric_say_what_the_rows_say():
     assert {row.accuracy for row in run(settings, own=least).rows} == {-1.0}
 
 
-def test_times_are_evaluated_beside_versions():
-    rows = run(asynchronous(algorithm=FEDBUFF, **{"run.evaluate_every": 1000, "run.evaluate_time": 1.0})).rows
-    assert len(rows) > 4
-    times = [int(row.time) for row in rows[1:-1]]
-    assert times == sorted(set(times)), "one row for each unit of time"
-
-
 FEDBUFF = {"name": "FedBuff", "lr": 1.0, "buffer_size": 2}
 
 

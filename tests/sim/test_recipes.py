@@ -7,6 +7,7 @@ from fastagg.sim import recipes
 from fastagg.sim.recipes import load, names, tables
 from fastagg.sim.recipes.config import to_toml
 from fastagg.sim.runs.build import build_data, build_model
+from fastagg.sim.runs.passed import configured
 
 from .fake_data import write_everything, write_models
 
@@ -70,41 +71,41 @@ def worlds():
     found, kinds = {}, set()
     for name in recipes.names():
         config = recipes.load(name)
-        found.setdefault((config.data.model_dump_json(), config.model.model_dump_json()), (name, config.data))
+        found.setdefault((config.data.model_dump_json(), config.model.model_dump_json()), (name, config))
     for name in tables.names():
         for cell in tables.load(name).cells:
             config = cell.config
-            if config.data.shown.startswith("solutions:"):
+            if config.data.name.startswith("solutions:"):
                 continue  # test_solutions.py has a tiny model for it
             key = config.data.model_dump_json(), config.model.model_dump_json()
-            found.setdefault(key, (f"{name}: {config.label}", config.data))
+            found.setdefault(key, (f"{name}: {config.label}", config))
     worlds = []
-    for (_, model), (where, data) in found.items():
-        kind = (model, *(word for word in data.model_dump().values() if isinstance(word, str)))
-        worlds.append(pytest.param(data, model, id=where, marks=[pytest.mark.slow] if kind in kinds else []))
+    for (_, model), (where, config) in found.items():
+        kind = (model, *(word for word in config.data.model_dump().values() if isinstance(word, str)))
+        worlds.append(pytest.param(config, id=where, marks=[pytest.mark.slow] if kind in kinds else []))
         kinds.add(kind)
     return worlds
 
 
-@pytest.mark.parametrize(("data", "model"), worlds())
-def test_data_and_model_go_together(folder, data, model):
-    from fastagg.sim.recipes.sections import Model
-
-    if data.shown.startswith("texts:"):
+@pytest.mark.parametrize("config", worlds())
+def test_data_and_model_go_together(folder, config):
+    if config.data.name.startswith("texts:"):
         pytest.importorskip("transformers")
         pytest.importorskip("peft")
         if not (folder / "bert-base-uncased").is_dir():
             write_models(folder)
-    if data.shown == "lora:modules":  # Python's own files, and a base that was trained before
+    changes = {"data.dir": str(folder)} if hasattr(config.data, "dir") else {}
+    if config.data.name == "lora:modules":  # Python's own files, and a base that was trained before
         from lora import Writer
 
         torch.save(Writer().state_dict(), folder / "base.pt")
-        model = model.replace("base.pt", str(folder / "base.pt"))
-    elif hasattr(data, "dir"):
-        data = data.model_copy(update={"dir": str(folder)})
-    federation = build_data(data, seed=0)
-    assert len(federation.clients) == data.clients
-    module = build_model(Model.model_validate_json(model), federation, seed=0)
+        changes = {"model.pretrained": str(folder / "base.pt")}
+    elif config.data.name == "synthetic:load":
+        changes = {}
+    config = configured(config, changes)
+    federation = build_data(config)
+    assert len(federation.clients) == config.data.clients
+    module = build_model(config, federation)
     logits, labels = module(federation.clients[0].x[:2]), federation.clients[0].y[:2]
     assert logits.shape == (*labels.shape, federation.classes)
     torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()).backward()

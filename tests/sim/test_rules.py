@@ -1,15 +1,10 @@
 """The rules beside the buffered ones: gradients, synchronous rounds, adaptive local steps, the proximal term."""
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support import inside
 
-from fastagg.errors import DataError
-from fastagg.sim.clock.delays import ThreeClass
 from fastagg.sim.recipes.config import Config, from_dict
 from fastagg.sim.runs import build
 from fastagg.sim.runs.run import run
@@ -82,7 +77,7 @@ def test_synchronous_rules_learn(tiny, name):
 
 def test_a_round_ends_with_its_slowest_client(tiny):
     simulation = Simulation(tiny({**ROUND, "algorithm": {"name": "FedAvg", "clients_per_round": 5}}))
-    delays, now = ThreeClass(12, 0), 0.0
+    delays, now = simulation.schedule._delays, 0.0
     for _ in range(4):
         jobs = simulation.schedule.in_flight()
         assert len({job.client for job in jobs}) == 5
@@ -158,7 +153,7 @@ def test_a_run_distils_at_every_version_and_says_what_it_took() -> None:
 
 
 def test_every_method_is_tested_on_the_same_rest() -> None:
-    whole = build.build_data(config().data, 0)
+    whole = build.build_data(config())
     echo, buff = (Simulation(config(algorithm={"name": name, "buffer_size": 3})) for name in ("FedEcho", "FedBuff"))
     assert torch.equal(echo.data.test.x, buff.data.test.x)
     assert len(echo.data.test) == len(whole.test) - round(0.5 * len(whole.test))
@@ -169,26 +164,3 @@ def test_every_method_is_tested_on_the_same_rest() -> None:
     assert together == {tuple(x.reshape(-1).tolist()) for x in whole.test.x}
     fewer = build.split_unlabelled(config(unlabelled={"share": 0.5, "samples": 10}), whole)
     assert fewer[1] is not None and len(fewer[1]) == 10 and len(fewer[0].test) == len(echo.data.test)
-
-
-def test_another_tasks_images(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    images = {f"x_{part}": rng.integers(0, 256, (40, 28, 28), dtype=np.uint8) for part in ("train", "test")}
-    labels = {f"y_{part}": np.arange(40) % 10 for part in ("train", "test")}
-    np.savez(tmp_path / "mnist.npz", **images, **labels)
-    for unlabelled in (
-        {"data": "mnist:load", "dir": str(tmp_path)},
-        {"path": str(tmp_path / "mnist.npz"), "samples": 25},
-    ):
-        simulation = Simulation(config(unlabelled=unlabelled))
-        inputs = inside.direction(simulation.server).student.inputs
-        assert inputs.shape == (unlabelled.get("samples", 40), 1, 8, 8)
-        assert abs(float(inputs.mean())) < 1e-5 and float(inputs.std()) == pytest.approx(1, abs=1e-4)
-        simulation.step()
-
-
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="dir"):
-        run(config(unlabelled={"data": "mnist:load"}))
-    with pytest.raises(DataError, match="no such file"):
-        run(config(unlabelled={"path": str(tmp_path / "nothing.npz")}))

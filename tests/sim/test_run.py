@@ -80,17 +80,6 @@ def test_rows_and_summary_count_the_delays_that_the_server_said_and_the_uploads_
     assert [row.uploads for row in simulation.clients()] == [clients.count(client) for client in range(12)]
 
 
-def test_no_more_than_m_c_clients_train_at_once_and_time_never_goes_back(tiny):
-    simulation = Simulation(tiny())
-    before = 0.0
-    for _ in range(60):
-        flying = [job.client for job in simulation.schedule.in_flight()]
-        assert len(flying) == len(set(flying)) == 6
-        simulation.step()
-        assert simulation.schedule.now >= before
-        before = simulation.schedule.now
-
-
 def test_with_all_clients_everyone_is_always_training(tiny):
     simulation = Simulation(tiny({"participation": {"rule": "all"}}))
     numbers = Counter()
@@ -128,13 +117,6 @@ def test_a_run_ends_at_its_limit_and_evaluates_there(tiny, limits, check):
     result = run(tiny({"run": limits}))
     assert check(result.rows[-1])
     assert result.summary["stopped"] == "finished"
-
-
-def test_what_arrives_after_the_end_is_not_received(tiny):
-    simulation = Simulation(tiny({"run": {"time": 6.0}}))
-    while simulation.done() < 1:
-        simulation.step()
-    assert simulation.schedule.next_time() > 6.0 >= simulation.schedule.now
 
 
 def test_ctrl_c_still_writes_the_results(tiny, tmp_path):
@@ -188,19 +170,6 @@ def test_torch_threads_are_set_for_the_run_and_restored(tiny):
     run(tiny({"run.torch_threads": 2}), progress=Watching(lambda row: inside.append(torch.get_num_threads())))
     assert set(inside) == {2}
     assert torch.get_num_threads() == before
-
-
-def test_batchnorm_statistics_travel_through_the_server(tiny):
-    result_of = {}
-    for name in ("mlp", "cnn"):
-        simulation = Simulation(tiny({"model.name": name, "model.widths": [4]}))
-        for _ in range(9):
-            simulation.step()
-        result_of[name] = simulation.server.parameters()
-    buffers = {k: v for k, v in result_of["cnn"].items() if "running" in k or "tracked" in k}
-    assert len(buffers) == 3
-    assert all(bool((v != 0).any()) for v in buffers.values())
-    assert not any("running" in k for k in result_of["mlp"])
 
 
 def test_the_server_is_told_seed_and_number_of_clients(tiny):

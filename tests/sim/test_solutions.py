@@ -6,13 +6,12 @@ import torch
 
 from fastagg.errors import DataError
 from fastagg.sim.data.federated import Samples
-from fastagg.sim.data.sections import Function
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.config import from_dict
 from fastagg.sim.runs.build import build_data, split_unlabelled
 from fastagg.sim.runs.run import run
 
-from .fake_data import save_writer, write_math
+from .fake_data import load, save_writer, write_math
 from .test_resume import Killed, Stop, same
 
 KEYS = {"pretrained": "tiny", "max_length": 96, "queries": 8, "query_length": 30, "new_tokens": 4}
@@ -71,11 +70,11 @@ def folder(tmp_path):
 
 def maths(folder, **changes):
     keywords = {**KEYS, **changes}
-    return Function(name="function", call="solutions:load", clients=4, dir=str(folder), keywords=keywords)
+    return {"name": "solutions:load", "clients": 4, "dir": str(folder), **keywords}
 
 
 def test_only_solutions_have_labels_and_they_are_the_next_tokens(folder):
-    data = build_data(maths(folder), seed=0)
+    data = load(**maths(folder))
     assert len(data.clients) == 4 and sum(map(len, data.clients)) == 60 - 8
     for samples in (*data.clients, data.test):
         for x, y in zip(samples.x, samples.y, strict=True):
@@ -85,27 +84,27 @@ def test_only_solutions_have_labels_and_they_are_the_next_tokens(folder):
             question, _, solution = text.partition("\nAnswer:")
             assert question.startswith("Question: ") and solution.startswith("the answer ")
             assert solution.endswith("<|endoftext|>")
-    some = build_data(maths(folder, samples=20, test_samples=5), seed=0)
+    some = load(**maths(folder, samples=20, test_samples=5))
     assert (sum(map(len, some.clients)), len(some.test)) == (20, 5)
 
 
 def test_queries_are_kept_out_of_training_and_distilled_on(folder):
     values = values_of(folder, {"name": "FedEcho", "buffer_size": 2})
-    data = build_data(maths(folder), seed=0)
+    data = load(**maths(folder))
     queries = split_unlabelled(from_dict(values, "test"), data)[1]
     assert queries.shape == (8, 30)
     assert (queries != data.text.padding).all()
-    again = build_data(maths(folder), seed=0)
+    again = load(**maths(folder))
     assert torch.equal(again.unlabelled, queries)
-    assert not torch.equal(build_data(maths(folder), seed=1).unlabelled, queries)
+    assert not torch.equal(load(**maths(folder), seed=1).unlabelled, queries)
 
 
 def values_of(folder, algorithm):
     return {
         "name": "writer",
         "algorithm": algorithm,
-        "data": maths(folder, test_samples=4, samples=24).model_dump(),
-        "model": {"name": "solutions:writer", "keywords": {"pretrained": str(folder / "tiny")}},
+        "data": maths(folder, test_samples=4, samples=24),
+        "model": {"name": "solutions:writer", "pretrained": str(folder / "tiny")},
         "client": {"lr": 1e-2, "batch_size": 4, "optimizer": "adamw"},
         "delay": {"name": "size-tied"},
         "participation": {"rule": "concurrency", "concurrency": 2},
@@ -130,7 +129,7 @@ def test_the_papers_table_names_what_the_module_has():
     found = tables.load("fedecho-table5")
     assert [cell.method for cell in found.cells] == ["FedBuff", "CA2FL", "FedAC", "FADAS", "FedEcho"]
     with pytest.raises(DataError, match=r"no data in .*MathInstruct"):
-        build_data(found.cells[0].config.data, seed=0)
+        build_data(found.cells[0].config)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +160,11 @@ def test_missing_and_damaged_files_are_named(tmp_path, change, message):
     write_math(tmp_path, rows=30, words=12)
     change(tmp_path)
     with pytest.raises(DataError, match=message):
-        build_data(maths(tmp_path), seed=0)
+        load(**maths(tmp_path))
 
 
 def test_settings_no_question_fits_are_said(folder):
     with pytest.raises(DataError, match=r"0 questions have 99 tokens \(query_length\), 8 are asked for"):
-        build_data(maths(folder, query_length=99), seed=0)
+        load(**maths(folder, query_length=99))
     with pytest.raises(DataError, match="no question is shorter than max_length, 40 tokens"):
-        build_data(maths(folder, max_length=40), seed=0)
+        load(**maths(folder, max_length=40))

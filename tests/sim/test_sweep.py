@@ -3,6 +3,8 @@
 import csv
 import json
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -168,6 +170,21 @@ def test_an_unknown_baseline_is_refused_before_anything_runs(recipe, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+REDRAW = """
+import sys
+from fastagg import sim
+found = sim.compare(["tiny.toml"], {"run.uploads": 6}, rules={"A": "FedAsync"}, out="out")
+assert len(found.results) == 1 and found.pictures
+print("torch" in sys.modules)
+"""
+
+
+def test_a_comparison_that_is_over_is_read_and_drawn_without_torch(recipe, tmp_path):
+    heard = [subprocess.run([sys.executable, "-c", REDRAW], cwd=tmp_path, capture_output=True, text=True, check=True)
+             for _ in range(2)]  # fmt: skip
+    assert [done.stdout for done in heard] == ["True\n", "False\n"]
+
+
 # Each run ends as if it had been alone, whatever becomes of the others
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -236,12 +253,10 @@ def test_stopped_at_any_time_they_end_as_if_unbroken(tiny: Any, tmp_path: Any, k
 
 
 def test_a_process_that_dies_takes_only_its_own_cell(tiny: Any, tmp_path: Any) -> None:
-    deadly = {"name": "tests.sim.engine_models:deadly", "keywords": {"flag": str(tmp_path / "flag"), "once": False}}
+    deadly = {"name": "tests.sim.engine_models:deadly", "flag": str(tmp_path / "flag"), "once": False}
     (tmp_path / "flag").touch()
     dying = [Cell(tiny({"model": deadly, "seed": seed}), folder="dying") for seed in (0, 1)]
-    living = [
-        Cell(tiny({"model": {**deadly, "keywords": {"flag": str(tmp_path / "none")}}, "seed": 2}), folder="living")
-    ]
+    living = [Cell(tiny({"model": {**deadly, "flag": str(tmp_path / "none")}, "seed": 2}), folder="living")]
     outcomes = run_cells([dying[0], *living, dying[1]], tmp_path / "out", 2, Watcher())
     assert {outcomes[cell.name] for cell in dying} == {"its process died"}
     assert outcomes["living/seed2"].summary["stopped"] == "finished"  # type: ignore[union-attr]

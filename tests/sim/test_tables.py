@@ -105,7 +105,7 @@ def test_a_table_can_extend_another(tmp_path, monkeypatch):
     extends = "{tmp_path / "base.toml"}"
     only = ["FedBuff", "FADAS"]
     [base]
-    data = {{ name = "synthetic", clients = 12 }}
+    data = {{ name = "synthetic:load", clients = 12 }}
     [methods.FADAS]
     algorithm = {{ name = "FADAS" }}
     [settings."Dir(1)"]
@@ -115,7 +115,10 @@ def test_a_table_can_extend_another(tmp_path, monkeypatch):
     table = load(str(tmp_path / "child.toml"))
     assert (table.title, methods(table), settings(table)) == ("Another", ["FedBuff", "FADAS"], ["Dir(0.1)", "Dir(1)"])
     data, client = [c.config.data for c in table.cells[:2]], table.cells[1].config.client
-    assert [(one.name, one.clients, one.alpha) for one in data] == [("synthetic", 12, 0.1), ("synthetic", 12, 2.0)]
+    assert [(one.name, one.clients, one.keywords["alpha"]) for one in data] == [
+        ("synthetic:load", 12, 0.1),
+        ("synthetic:load", 12, 2.0),
+    ]
     assert (client.lr, client.steps) == (0.3, 1)  # the method came with its changes
 
 
@@ -180,8 +183,8 @@ def test_every_cell_of_every_table_is_a_recipe_with_a_server(name):
         assert config.algorithm.name in presets() or ":" in config.algorithm.name
         module = torch.nn.Linear(2, 2)
         if distill := build_distillation(config, module, torch.zeros(3, 2)):
-            theirs = config.data.name == "function" and config.data.call == "solutions:load"  # has questions beside
-            assert config.unlabelled.share or config.unlabelled.data or theirs
+            theirs = config.data.name == "solutions:load" or "unlabelled" in config.data.keywords
+            assert config.unlabelled.share or theirs
         server = build_server(config, module, config.data.clients, distill)
         check_clients(config, server, Own())
 
@@ -200,15 +203,15 @@ def test_the_papers_numbers_belong_to_cells(name):
 @pytest.mark.parametrize("name", [n for n in tables.names() if not n.endswith("-small") and "fedecho" not in n])
 def test_every_table_has_a_small_twin_that_needs_no_files(name):
     data = [cell.config.data for cell in load(name).cells]
-    small = {"npz:load", "lora:modules"}
-    if not any("dir" in one.model_dump() for one in data) or {one.shown for one in data} <= small:
+    small = {"npz:load", "lora:modules", "synthetic:load"}
+    if not any("dir" in one.model_dump() for one in data) or {one.name for one in data} <= small:
         return  # its own data is always there, or it is of the size of a desk itself
     assert f"{name}-small" in tables.names()
 
 
 @pytest.mark.parametrize("name", [name for name in tables.names() if name.endswith("-small")])
 def test_small_twins_need_no_files(name):
-    assert not {c.config.data.name for c in load(name).cells} - {"digits", "synthetic"}
+    assert not {c.config.data.name for c in load(name).cells} - {"digits", "synthetic:load"}
 
 
 def test_the_packages_own_tables_need_no_files_and_no_checkout(monkeypatch):

@@ -6,8 +6,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 
+from fastagg._types import Format
 from fastagg.encoding import TopK
-from fastagg.encoding.encode import Format
 from fastagg.errors import FastaggError, ShapeMismatch
 from fastagg.integrations.encoding import encoded, format_of
 from fastagg.integrations.flower.records import read, write

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,57 +26,23 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Metric = Callable[[torch.Tensor, torch.Tensor], float]
 
 
-class LocalWork(Client):
-    """SGD on a client: what a recipe says of it, and whether the forward pass is in bf16 where torch.autocast does so.
+def places(work: Client, size: int, local_steps: int | None, seed: int, *key: int) -> tuple[torch.Tensor, list[int]]:
+    """Return the places of all mini-batches' samples among a client's ``size``, and each batch's length.
 
-    A task with ``local_steps`` (AsyncFedED's adaptive K) overrides ``epochs`` and ``steps``. ``optimizer`` "adam" and
-    "adamw" have torch's defaults beyond lr and weight decay.
+    Every epoch has its own order, drawn from (seed, key).
     """
+    lengths = work.lengths(size, local_steps)
+    index = permutations(-(-sum(lengths) // size), size, words(seed, "batches", *key))
+    return index[: sum(lengths)], lengths
 
-    autocast: bool = False
 
-    def lr_of(self, version: int, number: int) -> float:
-        """The learning rate of a client's ``number``-th dispatch (from 0), of this version."""
-        scale, over = 1.0, self.versions or 1
-        if self.schedule == "cosine":
-            scale = self.lr_end + (1.0 - self.lr_end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, version / over)))
-        elif self.schedule == "step":
-            scale = self.lr_factor ** (version // over)
-        return self.lr * self.lr_decay**number * scale
-
-    def steps_of(self, size: int, local_steps: int | None) -> int:
-        """How many mini-batches a client with ``size`` samples takes, told to take ``local_steps`` or nothing."""
-        if local_steps is not None:
-            return local_steps
-        if self.steps is not None:
-            return self.steps
-        assert self.epochs is not None
-        return self.epochs * -(-size // min(self.batch_size, size))
-
-    def batches(self, size: int, local_steps: int | None, seed: int, *key: int) -> tuple[torch.Tensor, list[int]]:
-        """Return the places of all mini-batches' samples among a client's ``size``, and each batch's length.
-
-        Every epoch has its own order, drawn from (seed, key).
-        """
-        lengths = self.lengths(size, local_steps)
-        index = permutations(-(-sum(lengths) // size), size, words(seed, "batches", *key))
-        return index[: sum(lengths)], lengths
-
-    def lengths(self, size: int, local_steps: int | None) -> list[int]:
-        """Return the length of each mini-batch. The last one of an epoch has what is left."""
-        batch_size = min(self.batch_size, size)
-        per_epoch = -(-size // batch_size)
-        return [
-            min(batch_size, size - step % per_epoch * batch_size) for step in range(self.steps_of(size, local_steps))
-        ]
-
-    def build_optimizer(self, module: nn.Module) -> torch.optim.Optimizer | PlainSGD:
-        if self.optimizer != "sgd":
-            kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer]
-            return kind(module.parameters(), lr=self.lr, weight_decay=self.weight_decay)
-        if not self.momentum:
-            return PlainSGD(module, self.weight_decay)
-        return torch.optim.SGD(module.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+def build_optimizer(work: Client, module: nn.Module) -> torch.optim.Optimizer | PlainSGD:
+    if work.optimizer != "sgd":
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[work.optimizer]
+        return kind(module.parameters(), lr=work.lr, weight_decay=work.weight_decay)
+    if not work.momentum:
+        return PlainSGD(module, work.weight_decay)
+    return torch.optim.SGD(module.parameters(), lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay)
 
 
 class PlainSGD:
@@ -115,7 +80,7 @@ class Turn:
     """
 
     def __init__(
-        self, task: Dispatch, client: int, number: int, work: LocalWork, seed: int, loss: Loss | None = None
+        self, task: Dispatch, client: int, number: int, work: Client, seed: int, loss: Loss | None = None
     ) -> None:
         self.client, self.number = client, number
         self.lr = work.lr_of(task.version, number)
@@ -129,15 +94,12 @@ class Turn:
         key = (self.client, self.number, self._passes) if self._passes else (self.client, self.number)
         self._passes += 1
         steps = self._task.local_steps if steps is None else steps
-        index, lengths = self._work.batches(len(data), steps, self._seed, *key)
+        index, lengths = places(self._work, len(data), steps, self._seed, *key)
         return batches(data, index.split(lengths), self._seed, self.client, self.number)
 
     def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the mean loss of a batch, with its graph."""
-        if not self._work.autocast:  # the context alone costs a small model a twentieth of its time
-            return self._loss(model(x), y)
-        with torch.autocast(x.device.type, torch.bfloat16):
-            return self._loss(model(x), y)
+        return self._loss(model(x), y)
 
     def descend(
         self,
@@ -147,7 +109,7 @@ class Turn:
         optimizer: torch.optim.Optimizer | PlainSGD | None = None,
     ) -> None:
         """Take the recipe's local steps. ``extra(model)`` is called before each, and may change ``.grad``."""
-        optimizer = self._work.build_optimizer(model) if optimizer is None else optimizer
+        optimizer = build_optimizer(self._work, model) if optimizer is None else optimizer
         for group in optimizer.param_groups:
             group["lr"] = self.lr
         anchors = [self.sent[name] for name, _ in model.named_parameters()] if self._work.mu else []
@@ -174,9 +136,9 @@ class LocalTrainer:
     in which clients are trained does not change any result.
     """
 
-    def __init__(self, module: nn.Module, work: LocalWork, seed: int, loss: Loss | None = None) -> None:
+    def __init__(self, module: nn.Module, work: Client, seed: int, loss: Loss | None = None) -> None:
         self._module, self._work, self._seed, self._loss = module, work, seed, loss
-        self._optimizer = work.build_optimizer(module)
+        self._optimizer = build_optimizer(work, module)
         self._arrays = dict(module.state_dict(keep_vars=True))
         self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}  # which draw, too
 
@@ -279,5 +241,5 @@ def rated(
                 total += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
             else:
                 total += float(loss(logits, y)) * len(y)
-        found = correct / len(test) if metric is None else float(metric(torch.cat(outputs), test.y))
-    return found, total / len(test)
+        accuracy = correct / len(test) if metric is None else float(metric(torch.cat(outputs), test.y))
+    return accuracy, total / len(test)

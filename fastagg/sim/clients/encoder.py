@@ -35,10 +35,10 @@ class Encoder:
             self._nbytes = self._encoded(memory.zeros(layout.size), 0, None).nbytes
 
     def _encoded(self, update: Update | torch.Tensor, seed: int, feedback: ErrorFeedback | None) -> Encoded:
-        one, flat = self._setting, update.flat if isinstance(update, ModelState) else update
-        given = self._layout.views(flat, memory.empty(0), [], as_held=True) if isinstance(flat, torch.Tensor) else flat
-        format = TopK(one.share, one.values) if one.format == "topk" else one.format
-        return encode(given, format, seed=seed, feedback=feedback)  # type: ignore[arg-type]  # not "none"
+        setting, flat = self._setting, update.flat if isinstance(update, ModelState) else update
+        arrays = self._layout.views(flat, memory.empty(0), [], as_held=True) if isinstance(flat, torch.Tensor) else flat
+        format = TopK(setting.share, setting.values) if setting.format == "topk" else setting.format
+        return encode(arrays, format, seed=seed, feedback=feedback)  # type: ignore[arg-type]  # not "none"
 
     def size(self, plain: int) -> int:
         """Return the bytes of an update that has so many as it is."""

@@ -14,11 +14,12 @@ from fastagg._build import native
 from fastagg.errors import ConfigError
 from fastagg.model import ModelState
 from fastagg.server.dispatch import Dispatch
-from fastagg.sim.clients.client import LocalTrainer, LocalWork, Update
+from fastagg.sim.clients.client import LocalTrainer, Update, places
 from fastagg.sim.clients.proof import SAMPLES, evaluate, joined, prove
 from fastagg.sim.clients.translate import Table, Untranslated
 from fastagg.sim.clock.schedule import Job
 from fastagg.sim.data.federated import FederatedData, Samples, batches
+from fastagg.sim.recipes.sections import Client
 from fastagg.sim.seeds import words
 from fastagg.storage import memory
 
@@ -34,15 +35,11 @@ class FusedTrainer:
         Untranslated: torch must train these clients; the message says why.
     """
 
-    def __init__(
-        self, module: nn.Module, work: LocalWork, seed: int, clients: Sequence[Samples], test: Samples
-    ) -> None:
+    def __init__(self, module: nn.Module, work: Client, seed: int, clients: Sequence[Samples], test: Samples) -> None:
         if work.optimizer != "sgd":
             raise Untranslated(f"the local optimizer is {work.optimizer}")
         if work.clip_norm is not None:
             raise Untranslated("client.clip_norm is set")
-        if work.autocast:
-            raise Untranslated("run.autocast is on")
         shape = test.x.shape[1:]
         for samples in (*clients, test):
             if samples.x.shape[1:] != shape:
@@ -77,7 +74,7 @@ class FusedTrainer:
         tried = [client for client in range(len(clients)) if len(clients[client]) > self._needs_two][:3]
         for client in tried:
             samples = clients[client]
-            first = self._work.batches(len(samples), 1, self._seed, client, 0)[0][:SAMPLES]
+            first = places(self._work, len(samples), 1, self._seed, client, 0)[0][:SAMPLES]
             try:
                 return prove(module, self._table, samples.x[first], samples.y[first])
             except Untranslated:
@@ -114,7 +111,7 @@ class FusedTrainer:
             steps = work.steps_of(y.shape[0], steps)
             order: tuple[bytes, int] | tuple[int, list[int]] = words(self._seed, "batches", client, number), steps
         else:
-            index, lengths = work.batches(len(y), steps, self._seed, client, number)
+            index, lengths = places(work, len(y), steps, self._seed, client, number)
             drawn = list(batches(samples, index.split(lengths), self._seed, client, number))
             x, y = (torch.cat(part) for part in zip(*drawn, strict=True))
             index, steps = torch.arange(len(index), dtype=torch.int64, device="cpu"), len(lengths)

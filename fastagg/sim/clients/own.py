@@ -1,4 +1,4 @@
-"""Functions of your own in a run: training, loss, metric, updates on their way, personal models, delays, sampling.
+"""Functions of your own in a run: training, loss, metric, updates on their way, personal models.
 
 A program passes them as ``run(config, own=Own(train=...))``; a recipe names them as "module:function", in ``[own]``,
 ``delay.name`` and ``participation.sampling``.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,13 +16,10 @@ from torch import Tensor, nn
 from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 from fastagg.server.dispatch import Dispatch
-from fastagg.sim import functions
-from fastagg.sim.clients.client import LocalTrainer, LocalWork, Loss, Metric, Turn, Update
-from fastagg.sim.clock.delays import Law
-from fastagg.sim.clock.sampling import Sampling
+from fastagg.sim.clients.client import LocalTrainer, Loss, Metric, Turn, Update
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.recipes import config as c
-from fastagg.sim.recipes.sections import OwnDelay
+from fastagg.sim.recipes.sections import Client
 from fastagg.sim.seeds import seeded
 
 
@@ -47,12 +43,6 @@ class Own:
             arrays, which may be fp32, fp16, bf16 or sparse.
         personal: ``personal(model, state)`` makes a client's own model of the server's, in place, before the client is
             tested on its own samples. It is called for clients that have a state.
-        delay: ``delay(client, number, steps, rng) -> float``: the virtual time that the client's ``number``-th task
-            (from 0) takes, with so many local steps. ``rng``: a NumPy generator of this draw. It remembers nothing
-            itself, so that a run that is resumed is the same run: with an argument ``view`` it gets what is known of
-            the clock, the versions and the client's history, a :class:`~fastagg.sim.clock.view.View`.
-        sampling: ``sampling(idle, time, rng) -> client``: which of the ``idle`` clients gets the model next. It may
-            have an argument ``view``, too.
     """
 
     train: Callable[..., tuple[Any, Any]] | None = None
@@ -60,51 +50,22 @@ class Own:
     metric: Metric | None = None
     change: Callable[[dict[str, Tensor], Turn], Any] | None = None
     personal: Callable[[nn.Module, Any], object] | None = None
-    delay: Law | None = None
-    sampling: Sampling | None = None
 
 
 NAMES = tuple(field.name for field in fields(Own))
-# Where a recipe names them, if that is not in [own].
-KEYS = {"delay": "delay.name", "sampling": "participation.sampling"}
-ARGUMENTS = {
-    "train": ("model", "data", "task", "state"), "change": ("update", "task"), "personal": ("model", "state"),
-    "delay": ("client", "number", "steps", "rng"), "sampling": ("idle", "time", "rng"),
-}  # fmt: skip
 
 
 def chosen(config: c.Config) -> Own:
-    """Return the functions of a run: those of a program, and those that the recipe names. ConfigError without one."""
-    found: dict[str, Any] = {}
-    keywords = {"train": config.own.keywords, "delay": getattr(config.delay, "keywords", {})}
-    for name in NAMES:
-        key, named = KEYS.get(name, f"own.{name}"), _named(config, name)
-        if named is not None:
-            found[name] = config.passed(key) if named == "given" else functions.find(named, key)
-            more = {"view": None} if name in KEYS and "view" in functions.parameters(found[name]) else {}
-            passed = more | keywords.get(name, {})
-            functions.fits(found[name], key, *ARGUMENTS.get(name, ("outputs", "labels")), **passed)
-            found[name] = partial(found[name], **keywords[name]) if keywords.get(name) else found[name]
-    if config.own.keywords and found.get("train") is None:
+    """Return the functions of a run. ConfigError if one is not there, or takes other arguments."""
+    if config.own.keywords and config.own.train is None:
         raise ConfigError("own.keywords are arguments of own.train, which is not given")
-    return Own(**found)
-
-
-def _named(config: c.Config, name: str) -> str | None:
-    """Return the function that a recipe names, "given", or None."""
-    if name == "delay":
-        return config.delay.call or "given" if isinstance(config.delay, OwnDelay) else None
-    if name == "sampling":
-        sampling = config.participation.sampling
-        return sampling if sampling == "given" or ":" in sampling else None
-    named: str | None = getattr(config.own, name)
-    return named
+    return Own(**{name: config.function(f"own.{name}") for name in NAMES})
 
 
 class OwnTrainer(LocalTrainer):
     """Has clients trained by ``own.train``. ``states``: what each client returned last."""
 
-    def __init__(self, module: nn.Module, work: LocalWork, seed: int, own: Own) -> None:
+    def __init__(self, module: nn.Module, work: Client, seed: int, own: Own) -> None:
         super().__init__(module, work, seed, own.loss)
         assert own.train is not None
         self._train, self._arrays = own.train, {}  # it may put other parameters into the module
@@ -114,15 +75,15 @@ class OwnTrainer(LocalTrainer):
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         with self.turn(task, client, number) as turn:
-            found = self._train(self._module, samples, turn, self.states.get(client))
+            answer = self._train(self._module, samples, turn, self.states.get(client))
         for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # it may have frozen some
             parameter.requires_grad_(trains)
             parameter.grad = None
-        if not isinstance(found, tuple) or len(found) not in (2, 3):
+        if not isinstance(answer, tuple) or len(answer) not in (2, 3):
             what = "(update, state) or (update, state, extra)"
-            raise ConfigError(f"own.train: expected {what}, got a {type(found).__name__}")
-        update, state = found[:2]
-        self.extra = arrays(found[2], "own.train: extra") if len(found) == 3 else None
+            raise ConfigError(f"own.train: expected {what}, got a {type(answer).__name__}")
+        update, state = answer[:2]
+        self.extra = arrays(answer[2], "own.train: extra") if len(answer) == 3 else None
         self.states[client] = _kept(state)
         return arrays(update, "own.train")
 
@@ -155,7 +116,7 @@ def _kept(state: object) -> Any:
 class Way:
     """The way of an update to the server: it is changed, measured, and made whole."""
 
-    def __init__(self, module: nn.Module, layout: Layout, work: LocalWork, seed: int, own: Own) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, work: Client, seed: int, own: Own) -> None:
         self._layout, self._work, self._seed, self._own = layout, work, seed, own
         self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
@@ -169,10 +130,10 @@ class Way:
                 update = dict(self._layout.views(*update))
             turn = Turn(task, client, number, self._work, self._seed, self._own.loss)
             with seeded(self._seed, "change", client, number, devices=self._devices):
-                found = self._own.change(update, turn)
-            if isinstance(found, tuple):
-                found, size = found
-            update = arrays(found, "own.change")
+                changed = self._own.change(update, turn)
+            if isinstance(changed, tuple):
+                changed, size = changed
+            update = arrays(changed, "own.change")
         if isinstance(update, ModelState):
             return update, self.whole
         if size is None:

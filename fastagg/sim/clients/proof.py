@@ -31,23 +31,23 @@ def prove(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> None:
     try:
         module = deepcopy(module)
         _move(module)
-        found, rough = _by_table(module, table, x, y), _by_torch(deepcopy(module), x, y)
-        if all(_agree(found[name], rough[name], rough[name]) for name in found):
+        by_table, rough = _by_table(module, table, x, y), _by_torch(deepcopy(module), x, y)
+        if all(_agree(by_table[name], rough[name], rough[name]) for name in by_table):
             return
         exact = _by_torch(deepcopy(module).double(), x.double(), y)  # takes several times as long
     except Exception as error:  # whatever a module of the user's own does
         raise Untranslated(f"torch cannot train it on a first batch ({type(error).__name__}: {error})") from error
-    for name in found:
-        if not _agree(found[name], exact[name], rough[name]):
+    for name in by_table:
+        if not _agree(by_table[name], exact[name], rough[name]):
             where = "its outputs" if name == "outputs" else name
             raise Untranslated(f"the table of its layers does something else than the module, first at {where}")
 
 
-def _agree(found: Tensor, exact: Tensor, rough: Tensor) -> bool:
-    """Return whether ``found`` is as near as fp32 allows. A difference of nothing but rounding is relative to what
+def _agree(by_table: Tensor, exact: Tensor, rough: Tensor) -> bool:
+    """Return whether ``by_table`` is as near as fp32 allows. A difference of nothing but rounding is relative to what
     torch itself is wrong by in fp32: a bias before BatchNorm has a gradient of zero, and only rounding is left."""
     exact = exact.flatten().double()
-    away, of_torch = (float((each.double().flatten() - exact).norm()) for each in (found, rough))
+    away, of_torch = (float((each.double().flatten() - exact).norm()) for each in (by_table, rough))
     return away <= 1e-3 * float(exact.norm()) + 30 * of_torch + 1e-7
 
 
@@ -98,9 +98,9 @@ def _by_table(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> F
 
 def evaluate(table: native.Table, start: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
     """Return the outputs for inputs [samples, *shape], of a model with these parameters and running statistics."""
-    x, found = x.contiguous(), memory.empty(len(x) * table.outputs).view(len(x), table.outputs)
+    x, outputs = x.contiguous(), memory.empty(len(x) * table.outputs).view(len(x), table.outputs)
     table.evaluate(
         start=start.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), samples=len(x),
-        outputs=found.data_ptr(),
+        outputs=outputs.data_ptr(),
     )  # fmt: skip
-    return found
+    return outputs

@@ -65,22 +65,22 @@ class Table:
             _need(known, f"the table has no layer {type(layer).__name__} ({called})")
             hooked = any(getattr(part, kind, None) for part in (layer, *layer.parameters(False)) for kind in _HOOKS)
             _need(not hooked and "forward" not in vars(layer), f"{called} has hooks, or a forward function of its own")
-        given = Value(0, len(shape) == 1)
+        source = Value(0, len(shape) == 1)
         if (reader := _MODULES.get(type(module))) is not None:
-            reader(self, module, "", given)
+            reader(self, module, "", source)
         else:
-            self._read(module, given)
+            self._read(module, source)
         _need(not self._parameters, _ONCE)
         norms = sum(layer["kind"] == "batch_norm" for layer in self.layers)
         _need(norms == self.counters, "buffers are not BatchNorm's")
         _need(self.layers and self.shapes[-1][1:] == (1, 1), "the output is not a vector of classes")
 
-    def _read(self, module: nn.Module, given: Value) -> None:
+    def _read(self, module: nn.Module, source: Value) -> None:
         try:
             graph = fx.Tracer().trace(module)
         except Exception as error:  # whatever a forward function does with what is no tensor
             raise Untranslated(f"its forward function cannot be traced ({type(error).__name__})") from None
-        found: dict[Foreign, Value] = {}
+        values: dict[Foreign, Value] = {}
         owners: dict[Foreign, fx.Node] = {}  # of the memory that a value lies in
         read = Counter[fx.Node]()
         for node in graph.nodes:
@@ -91,14 +91,15 @@ class Table:
         for node in graph.nodes:
             inputs = [arg for arg in node.args if isinstance(arg, fx.Node)]
             if node.op == "placeholder":
-                _need(not found, "the model takes more than one input")
-                found[node] = given
+                _need(not values, "the model takes more than one input")
+                values[node] = source
             elif node.op == "output":
-                last = isinstance(node.args[0], fx.Node) and self._vector(found[node.args[0]]).image == len(self.layers)
-                _need(last, "the output is not the last layer's")
+                last = node.args[0]
+                is_last = isinstance(last, fx.Node) and self._vector(values[last]).image == len(self.layers)
+                _need(is_last, "the output is not the last layer's")
             else:
                 alone = bool(inputs) and owners[inputs[0]].op != "placeholder" and read[owners[inputs[0]]] == 1
-                found[node] = self._add(node, module, [found[arg] for arg in inputs], alone)
+                values[node] = self._add(node, module, [values[arg] for arg in inputs], alone)
 
     def _add(self, node: fx.Node, module: nn.Module, inputs: list[Value], alone: bool) -> Value:
         """``alone``: nothing else reads the memory of the first input, so that it may be written to."""
@@ -134,12 +135,12 @@ class Table:
             return source
         return self.append("sum", source, self.shapes[source.image], relu=True)
 
-    def _sum(self, one: Value, other: Value) -> Value:
-        if self.shapes[one.image] != self.shapes[other.image]:
-            one, other = self._vector(one), self._vector(other)
-        same = self.shapes[one.image] == self.shapes[other.image] and one.vector == other.vector
+    def _sum(self, left: Value, right: Value) -> Value:
+        if self.shapes[left.image] != self.shapes[right.image]:
+            left, right = self._vector(left), self._vector(right)
+        same = self.shapes[left.image] == self.shapes[right.image] and left.vector == right.vector
         _need(same, "terms of a sum have different shapes")
-        return self.append("sum", one, self.shapes[one.image], other=other.image)
+        return self.append("sum", left, self.shapes[left.image], right=right.image)
 
     def _vector(self, source: Value) -> Value:
         """Return a value whose channels are the numbers of ``source``, in torch's order, if that is a vector."""
@@ -208,9 +209,9 @@ class Table:
 
     def _weights(self, layer: Foreign, name: str) -> Plain:
         """Return where the weight and the bias lie in the vector of parameters, each of which is used once."""
-        found = {kind: f"{name}{kind}" for kind in ("weight", "bias") if getattr(layer, kind) is not None}
-        _need(self._parameters.keys() >= set(found.values()), _ONCE)
-        return {kind: self._parameters.pop(place) for kind, place in found.items()}
+        names = {kind: f"{name}{kind}" for kind in ("weight", "bias") if getattr(layer, kind) is not None}
+        _need(self._parameters.keys() >= set(names.values()), _ONCE)
+        return {kind: self._parameters.pop(place) for kind, place in names.items()}
 
 
 _ONCE = "parameters are used twice, or not at all"

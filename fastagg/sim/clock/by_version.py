@@ -1,77 +1,40 @@
-"""Delays given in server versions: the update that arrives was trained on x_{t-tau}. No virtual time passes.
-
-A model has ``longest``, the largest tau that it can return (it tells how many old versions must be kept), and
-
-    tau(client, arrival) -> int            the delay of the ``arrival``-th update (from 0), which ``client``
-    sends
-
-Uniform delays are from FedAsync's first tests, and exponential ones from the ACE paper.
+"""The schedule of delays given in server versions: the update that arrives was trained on x_{t-tau}. No virtual time
+passes. Uniform delays are from FedAsync's first tests, and exponential ones from the ACE paper (delays.VersionDelay).
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastagg._types import State
 from fastagg.server.dispatch import Dispatch, Download
+from fastagg.sim.clock.delays import VersionDelay
 from fastagg.sim.clock.schedule import Job
-from fastagg.sim.seeds import below, generator
+from fastagg.sim.seeds import generator
 
 if TYPE_CHECKING:
     from fastagg.server.server import Server
 
 
-@dataclass(frozen=True)
-class UniformVersions:
-    """tau drawn uniformly from 0..longest, both included."""
-
-    seed: int
-    longest: int
-
-    def tau(self, client: int, arrival: int) -> int:
-        return below(self.longest + 1, self.seed, "tau", arrival)
-
-
-class ExponentialVersions:
-    """tau is an exponential draw, cut at five times its own mean and rounded up or down at random: mean ``mean``.
-
-    Rounding down only would take half a version off every mean, which is a tenth of a mean of 5. Delays in versions
-    give the ACE paper's beta an effect. With exponential *times* and one mean for all clients, another mean would only
-    change the unit of time.
-    """
-
-    def __init__(self, seed: int, mean: float) -> None:
-        self._seed = seed
-        self._mean = mean / -math.expm1(-5)  # of the draws before the cut, which removes e^-5 of their mean
-        self.longest = math.ceil(5 * self._mean)
-
-    def tau(self, client: int, arrival: int) -> int:
-        rng = generator(self._seed, "tau", arrival)
-        return math.floor(min(rng.exponential(self._mean), 5 * self._mean) + rng.random())
-
-
-VersionDelay = UniformVersions | ExponentialVersions
-
-
 class VersionSchedule:
     """One update per unit of time, from a uniformly drawn client, trained on x_{t-tau}.
 
-    Every version is sent to every client. The tasks of the last ``longest + 1`` versions are kept (they share memory
-    with the server). An arrival draws its client and tau and answers that client's task of version t - tau (version 0
-    while t < tau). A task is answered once. If the drawn client has already answered it, the next client in the drawn
-    order takes its place, with the same tau. If all have answered it, the nearest newer version is used.
+    Every version is sent to every client. The tasks of the last ``longest + 1`` versions are kept, where ``longest`` is
+    the largest tau (they share memory with the server). An arrival draws its client and tau and answers that client's
+    task of version t - tau (version 0 while t < tau). A task is answered once. If the drawn client has already answered
+    it, the next client in the drawn order takes its place, with the same tau. If all have answered it, the nearest
+    newer version is used.
     """
 
     unit, classes = "update", None
 
     def __init__(
-        self, server: Server, delays: VersionDelay, clients: int, seed: int, format: Download | None = None
+        self, server: Server, delay: VersionDelay, clients: int, seed: int, format: Download | None = None
     ) -> None:
-        self._server, self._delays, self._clients, self._seed = server, delays, clients, seed
+        self._server, self._clients, self._seed = server, clients, seed
+        self._longest, self._tau = delay.taus(seed)
         self._format = format
         self._arrivals = 0
         self._updates: Counter[int] = Counter()
@@ -79,7 +42,7 @@ class VersionSchedule:
         self._tasks: dict[int, dict[int, Dispatch]] = {}  # version -> client -> its task
         # The server remembers unanswered tasks, and most are never answered. So the clients take turns in dropping all
         # of theirs, each about once in four windows. This limits how many the server remembers.
-        self._turn = -(-4 * (delays.longest + 1) // clients)
+        self._turn = -(-4 * (self._longest + 1) // clients)
 
     @property
     def now(self) -> float:
@@ -100,7 +63,7 @@ class VersionSchedule:
         self._arrivals += 1
         drawn = generator(self._seed, "arrival", arrival).permutation(self._clients)
         order = [client for client in map(int, drawn) if client not in self._gone]
-        tau = self._delays.tau(order[0], arrival)
+        tau = self._tau(arrival)
         versions = [self._tasks.get(version, {}) for version in range(max(0, current - tau), current + 1)]
         open_tasks = ((client, tasks.pop(client)) for tasks in versions for client in order if client in tasks)
         # If all clients have answered all their tasks, the current version is sent once more.
@@ -134,4 +97,4 @@ class VersionSchedule:
                 tasks.pop(client, None)
         clients = range(self._clients)
         self._tasks[version] = {client: self._server.dispatch(client, format=self._format) for client in clients}
-        self._tasks.pop(version - self._delays.longest - 1, None)
+        self._tasks.pop(version - self._longest - 1, None)

@@ -1,244 +1,390 @@
-"""How long a client takes from dispatch to arrival, in virtual time.
+"""The delay laws: how long a client's task takes in virtual time. One class is one law.
 
-A delay model has a ``unit`` (the meaning of 1.0 of virtual time, for labels) and
+A class holds everything about its law: its name, its keys in a recipe with their checks, its formula (docstring) and
+mean, and the function that draws. Recipes, runs and pages find the laws in LAWS, and name none. To add a law, add a
+class here and a line to the test of formulas (tests/sim/test_delays.py). An incomplete class is a TypeError when this
+module is imported.
 
-    duration(client, number, steps) -> float    the time of the ``number``-th dispatch (from 0) of ``client``, with
-                                                ``steps`` local steps
-    sending(client, number, down, up) -> float  the time in which its model and its update, of so many bytes, are sent
-
-Draws are keyed by (seed, client, number), see seeds.py. ``state_dict`` returns what a model remembers of earlier
-dispatches, for checkpoints.
+Draws are keyed by (seed, client, number of the task), see seeds.py. Importing this module imports no torch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fastagg import _checks
 from fastagg._types import State
-from fastagg.server.watching import TIMES
-from fastagg.sim.clock.view import History
-from fastagg.sim.data.files import intervals
+from fastagg.sim.data.files import beside_data, intervals
+from fastagg.sim.data.sections import OpenSection, Section, Share, one_of, tag_of
 from fastagg.sim.functions import parameters
-from fastagg.sim.recipes.sections import ExponentialDelay
 from fastagg.sim.seeds import below, generator, uniform
 
-# FADAS Table 1: uniform ranges (low, high) of the small, medium and large class, in units of 10 s.
-THREE_CLASS_TABLES: dict[str, tuple[tuple[float, float], ...]] = {
-    "large": ((1.0, 2.0), (3.0, 5.0), (50.0, 80.0)),
-    "mild": ((1.0, 2.0), (3.0, 5.0), (5.0, 8.0)),
-}
+if TYPE_CHECKING:
+    from fastagg.sim.clock.view import History
+
+# The virtual time of a task: of a client, its task's number (from 0) and the number of local steps.
+Duration = Callable[[int, int, int], float]
+LAWS: dict[str, type[Delay]] = {}  # by the name that a recipe has
 
 
-class DelayModel:
-    """A model that remembers nothing: its draws are independent."""
+class Population(NamedTuple):
+    """The clients of a run, as a law knows them.
 
-    unit: str
-    classes: np.ndarray | None = None  # [clients], 0 small, 1 medium, 2 large; None if there are none
-
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
-        raise NotImplementedError
-
-    def sending(self, client: int, number: int, down: int, up: int) -> float:
-        return 0.0
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None: ...
-
-
-class Classes(DelayModel):
-    """A client's dispatches take uniform times from the range of its class, in units of 10 s."""
-
-    unit = "10 s"
-    classes: np.ndarray
-    _seed: int
-    _ranges: Sequence[tuple[float, float]]
-
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
-        low, high = self._ranges[self.classes[client]]
-        return low + (high - low) * uniform(self._seed, "delay", client, number)
-
-
-class ThreeClass(Classes):
-    """Small, medium and large clients (FADAS Section 6, Table 1).
-
-    Each client gets a class once, by the largest component of a Dirichlet([3g, 2g, g]) draw. A smaller ``gamma`` puts
-    more clients into the large class. The number of large clients is random: 1 to 10 of 50 with seeds 0 to 19.
-    ``counts`` fixes the numbers of small, medium and large clients; the seed then chooses the clients. Each dispatch
-    takes a uniform time from the class's range in ``table`` ("large" worst-case or "mild"), in units of 10 s.
+    ``sizes``: how many samples each has. ``folder``: of the data, where a law's file may be. ``function``: the user's
+    own law. ``history``: what it may know.
     """
 
-    def __init__(
-        self, clients: int, seed: int, table: str = "large", gamma: float = 1.0, counts: Sequence[int] | None = None
-    ) -> None:
-        self._seed, self._ranges = seed, THREE_CLASS_TABLES[table]
-        weights = gamma * np.array([3.0, 2.0, 1.0])
-        self.classes = generator(seed, "delay-class").dirichlet(weights, size=clients).argmax(axis=1)
-        if counts is not None:
-            order = generator(seed, "delay-order").permutation(clients)
-            self.classes[order] = np.repeat([0, 1, 2], counts)
+    sizes: Sequence[int]
+    seed: int
+    folder: str | None = None
+    function: Callable[..., float] | None = None
+    history: History | None = None
 
 
-# FedEcho Table 1, in the same form. It differs from FADAS in the long clients of "mild".
-SIZE_TIED_TABLES = {**THREE_CLASS_TABLES, "mild": ((1.0, 2.0), (3.0, 5.0), (10.0, 20.0))}
+class Delay(Section):
+    """Base of all laws. A class with a ``name`` is a law, and joins LAWS."""
+
+    needs: ClassVar[tuple[str, ...]] = ()  # what a law must define
+    in_versions: ClassVar[bool] = False  # delays are numbers of versions, without a clock
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **settings: Any) -> None:
+        if "name" not in cls.model_fields:
+            return
+        text, keys = vars(cls).get("__doc__") or "", cls.__annotations__.keys() & cls.model_fields.keys() - {"name"}
+        lacking = [part for part in cls.needs if not hasattr(cls, part) and part not in cls.model_fields]
+        lacking += [] if text else ["its formula, a docstring"]
+        lacking += [f"{key} in its docstring" for key in sorted(keys) if f"``{key}``" not in text]
+        if lacking:
+            raise TypeError(f"the delay law {cls.__name__} lacks {', '.join(lacking)}")
+        LAWS[tag_of(cls)] = cls
+
+    def check(self, clients: int, counted: str) -> None:
+        """ValueError unless the law fits so many clients, which ``counted`` says in words."""
 
 
-class SizeTied(Classes):
-    """Short, medium and long clients by their number of samples (FedEcho Section 5.1, Table 1).
+class TimedDelay(Delay):
+    """Settings of every delay in virtual time.
+
+    ``steps``: the number of local steps that the times are for; a dispatch of K steps takes K / steps as long.
+    ``speed``, ``up``: bytes a unit of time, down and up, without which the way takes no time; ``jitter``: the deviation
+    of a factor of it (mean 1). ``suspension``: the probability that a client hangs before it trains, up to the longest
+    training so far. ``counting`` "authors": the model goes out when a buffer is full, not after each answer (FADAS).
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("unit", "durations")
+    steps: PositiveInt | None = None
+    counting: Literal["arrival", "authors"] = "arrival"
+    speed: PositiveFloat | None = None
+    up: PositiveFloat | None = None
+    jitter: float = Field(0.1, ge=0)
+    suspension: Share = 0.0
+
+    if TYPE_CHECKING:  # of each law
+        name: str
+
+        @property
+        def unit(self) -> str:
+            """The meaning of 1.0 of virtual time."""
+
+        def durations(self, population: Population) -> Duration:
+            """Return what draws the times of this population's tasks."""
+
+    def classes(self, population: Population) -> np.ndarray | None:
+        """Return each client's class, 0 small, 1 medium, 2 large; None: there are none."""
+        return None
+
+
+class ClassDelay(TimedDelay):
+    """A client has a class, and its tasks take uniform times from the range (low, high) of this class in ``table``."""
+
+    unit: ClassVar[str] = "10 s"
+    tables: ClassVar[dict[str, tuple[tuple[float, float], ...]]]
+    table: Literal["large", "mild"] = "large"
+
+    def durations(self, population: Population) -> Duration:
+        classes, ranges = self.classes(population), self.tables[self.table]
+        assert classes is not None
+
+        def duration(client: int, number: int, steps: int) -> float:
+            low, high = ranges[classes[client]]
+            return low + (high - low) * uniform(population.seed, "delay", client, number)
+
+        return duration
+
+
+class ThreeClassDelay(ClassDelay):
+    """FADAS Table 1, ``table`` "large" or "mild": uniform in the range of the client's class, small, medium or large. A
+    client draws its class from a Dirichlet([3g, 2g, g]) draw, g = ``gamma``, or ``counts`` are those of the classes.
+
+    A smaller ``gamma`` puts more clients into the large class: 1 to 10 of 50 with seeds 0 to 19 and gamma 1. With
+    ``counts`` the seed chooses the clients.
+    """
+
+    name: Literal["three-class"]
+    gamma: PositiveFloat = 1.0
+    counts: list[Annotated[int, Field(ge=0)]] | None = None
+    tables: ClassVar = {
+        "large": ((1.0, 2.0), (3.0, 5.0), (50.0, 80.0)),
+        "mild": ((1.0, 2.0), (3.0, 5.0), (5.0, 8.0)),
+    }
+
+    @model_validator(mode="after")
+    def _three_counts(self) -> ThreeClassDelay:
+        if self.counts is not None and len(self.counts) != 3:
+            raise ValueError(f"counts are of small, medium and large clients, three numbers, got {self.counts}")
+        return self
+
+    def check(self, clients: int, counted: str) -> None:
+        if self.counts is not None and sum(self.counts) != clients:
+            raise ValueError(f"delay.counts are {sum(self.counts)} clients, not {counted}")
+
+    def classes(self, population: Population) -> np.ndarray:
+        clients, seed = len(population.sizes), population.seed
+        weights = self.gamma * np.array([3.0, 2.0, 1.0])
+        classes: np.ndarray = generator(seed, "delay-class").dirichlet(weights, size=clients).argmax(axis=1)
+        if self.counts is not None:
+            classes[generator(seed, "delay-order").permutation(clients)] = np.repeat([0, 1, 2], self.counts)
+        return classes
+
+
+class SizeTiedDelay(ClassDelay):
+    """FedEcho Table 1: clients with many samples are slow, a tenth very slow; ``gamma`` above 0 loosens this rule.
 
     The paper says that the class depends on the number of samples, more strongly for a smaller ``gamma``, and that at
     most 10% of the clients are long. This package chose the law. Clients are ordered by ``rank/n + gamma*u``, where
-    rank is the place by ``sizes`` (the clients' numbers of samples) and u is uniform in 0..1. The last tenth, rounded
-    down, is long. Of the others three in five are short, as in FADAS' Dirichlet means.
+    rank is the place by the number of samples and u is uniform in 0..1. The last tenth, rounded down, is long. Of the
+    others three in five are short, as in FADAS' Dirichlet means.
     """
 
-    def __init__(self, sizes: Sequence[int], seed: int, table: str = "large", gamma: float = 0.0) -> None:
-        self._seed, self._ranges = seed, SIZE_TIED_TABLES[table]
-        clients = len(sizes)
+    name: Literal["size-tied"]
+    gamma: float = Field(0.0, ge=0)
+    tables: ClassVar = {**ThreeClassDelay.tables, "mild": ((1.0, 2.0), (3.0, 5.0), (10.0, 20.0))}
+
+    def classes(self, population: Population) -> np.ndarray:
+        seed, clients = population.seed, len(population.sizes)
         draws = generator(seed, "delay-size").random(clients)
-        ranks = np.lexsort((draws, np.asarray(sizes))).argsort()  # clients with the same size are in random order
-        order = np.argsort(ranks / clients + gamma * generator(seed, "delay-class").random(clients), kind="stable")
+        ranks = np.lexsort((draws, np.asarray(population.sizes))).argsort()  # equal sizes are in random order
+        noise = generator(seed, "delay-class").random(clients)
+        order = np.argsort(ranks / clients + self.gamma * noise, kind="stable")
         long = clients // 10
         short = round(0.6 * (clients - long))
-        self.classes = np.empty(clients, dtype=np.int64)
-        self.classes[order] = np.repeat([0, 1, 2], [short, clients - long - short, long])
+        classes = np.empty(clients, dtype=np.int64)
+        classes[order] = np.repeat([0, 1, 2], [short, clients - long - short, long])
+        return classes
 
 
-# What a client's task takes, from its number, its local steps and a generator of this draw, and perhaps a view.
-Law = Callable[..., float]
+class DrawnDelay(TimedDelay):
+    """Every task takes a time drawn with the client's mean.
 
-
-class Own(DelayModel):
-    """What a function of the user's own says, in a ``unit`` of the user's own."""
-
-    def __init__(self, seed: int, law: Law, unit: str, history: History) -> None:
-        self.unit, self._seed, self._law, self._history = unit, seed, law, history
-        self._views = "view" in parameters(law)
-
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
-        more = {"view": self._history.view(client=client)} if self._views else {}
-        found = self._law(client, number, steps, generator(self._seed, "delay", client, number), **more)
-        return _checks.number("delay: the function's result", found, least=0)
-
-
-class Drawn(DelayModel):
-    """Every dispatch takes a time that ``law`` draws, with its mean (the ACE paper's beta: 1, 5, 20 or 30).
-
-    With its ``spread`` above 0 each of the ``clients`` gets its own mean once. These means are lognormal with this
-    deviation of the logarithm, and scaled so that their mean is the law's. Fast clients then answer more often. If all
-    clients have the same mean, another value only changes the unit of time.
+    ``mean``: the mean of the clients' means (the ACE paper's beta: 1, 5, 20 or 30). ``spread``: deviation of the
+    logarithm of the clients' means, which are lognormal. With 0 all clients have the same mean, and another value of it
+    only changes the unit of time.
     """
 
-    unit = "time unit"
+    needs: ClassVar[tuple[str, ...]] = ("unit", "durations", "draw")
+    unit: ClassVar[str] = "time unit"
+    mean: PositiveFloat = 5.0
+    spread: float = Field(0.0, ge=0)
 
-    def __init__(self, seed: int, law: ExponentialDelay, clients: int = 0) -> None:
-        self._seed, self._law = seed, law
-        self.means: np.ndarray | None = None  # [clients]
-        if law.spread > 0:
-            drawn = np.exp(law.spread * generator(seed, "delay-mean").standard_normal(clients))
-            self.means = law.mean * drawn / drawn.mean()
+    if TYPE_CHECKING:
 
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
-        mean = self._law.mean if self.means is None else float(self.means[client])
-        return float(self._law.draw(generator(self._seed, "delay", client, number), mean))
+        def draw(self, rng: np.random.Generator, mean: float) -> float:
+            """Return a time of a client with this mean."""
+
+    def means(self, population: Population) -> np.ndarray:
+        """Return each client's mean."""
+        clients = len(population.sizes)
+        if not self.spread:
+            return np.full(clients, self.mean)
+        drawn = np.exp(self.spread * generator(population.seed, "delay-mean").standard_normal(clients))
+        means: np.ndarray = self.mean * drawn / drawn.mean()
+        return means
+
+    def durations(self, population: Population) -> Duration:
+        means = self.means(population).tolist()
+        return lambda client, number, steps: float(
+            self.draw(generator(population.seed, "delay", client, number), means[client])
+        )
 
 
-class Around(DelayModel):
-    """A model that changes the times of ``delays``, in the same unit. What has its default changes nothing.
+class ExponentialDelay(DrawnDelay):
+    """P(time > t) = exp(-t / mean)."""
 
-    Args:
-        reference: the number of local steps that the times are for. Other numbers of steps take proportional time.
-        share: the probability that a client hangs before it trains (AsyncFedED, B.2). The time is uniform from 0 to the
-            longest training so far, without hangs ("its maximum hang time is the longest local training time"). The
-            paper does not give the law; this package chose the uniform one. So durations depend on the order of
-            dispatches, which is the same for the same run.
-        speeds: the bytes of models and of updates that are sent in a unit of time; None: at once. A normal factor
-            changes the time of both (AsyncFedED, B.2). The paper says only that it is normal. Here it has mean 1;
-            values below 0 are 0.
-        jitter: the factor's standard deviation.
+    name: Literal["exponential"]
+
+    def draw(self, rng: np.random.Generator, mean: float) -> float:
+        return rng.exponential(mean)
+
+
+class LognormalDelay(DrawnDelay):
+    """The logarithm of a time is normal with the deviation ``sigma``."""
+
+    name: Literal["lognormal"]
+    sigma: PositiveFloat = 1.0
+
+    def draw(self, rng: np.random.Generator, mean: float) -> float:
+        return mean * math.exp(self.sigma * rng.standard_normal() - 0.5 * self.sigma**2)
+
+
+class ParetoDelay(DrawnDelay):
+    """``shape``: the tail's exponent, above 1: P(time > t) falls as t**-shape from mean * (shape - 1) / shape on."""
+
+    name: Literal["pareto"]
+    shape: float = Field(2.5, gt=1)
+
+    def draw(self, rng: np.random.Generator, mean: float) -> float:
+        return mean * (self.shape - 1) / self.shape * (1.0 + rng.pareto(self.shape))
+
+
+class MeasuredDelay(TimedDelay):
+    """What tasks of a real federation took, in seconds, from a CSV ``file`` as :func:`fastagg.watch` writes it.
+
+    If the file names its clients 0 to n - 1, as many as there are here, client i takes what i took. Otherwise each
+    client takes what one of the file's took, always the same one. These are in the order of their means, so if there
+    are more of them, or fewer, slow and fast ones are taken in the same proportion.
+
+    A client's first task, for which a real client loads its libraries and its data, takes what the real one's first
+    task took, each later one what a later one took, drawn.
     """
 
-    def __init__(
-        self, delays: DelayModel, seed: int, *, reference: int | None = None, share: float = 0.0,
-        speeds: tuple[float | None, float | None] = (None, None), jitter: float = 0.0,
-    ) -> None:  # fmt: skip
-        self.unit, self.classes, self._delays, self._seed = delays.unit, delays.classes, delays, seed
-        self._reference, self._share, self._speeds, self._jitter = reference, share, speeds, jitter
+    unit: ClassVar[str] = "1 s"
+    name: Literal["measured"]
+    file: str
+
+    def durations(self, population: Population) -> Duration:
+        times, clients = read_times(beside_data(self.file, population.folder)), len(population.sizes)
+        names = [str(client) for client in range(clients)]
+        if times.keys() != set(names):
+            by_mean = sorted(times, key=lambda name: float(np.mean(times[name][1:] or times[name])))
+            places = generator(population.seed, "delay-order").permutation(clients)
+            names = [by_mean[int(place) * len(by_mean) // clients] for place in places]
+
+        def duration(client: int, number: int, steps: int) -> float:
+            first, *later = times[names[client]]
+            later = later or [first]
+            return first if number == 0 else later[below(len(later), population.seed, "delay", client, number)]
+
+        return duration
+
+
+def read_times(path: Any) -> dict[str, list[float]]:
+    """Return what each client's tasks took, in the order of dispatch, of a file for MeasuredDelay. DataError if it is
+    none."""
+    from fastagg.server.watching import TIMES
+
+    spans = intervals(path, "delays", TIMES, what=", answered after it was dispatched")
+    return {client: [end - begin for begin, end in sorted(tasks)] for client, tasks in spans.items()}
+
+
+class OwnDelay(TimedDelay, OpenSection):
+    """Your own law, a function of (client, number, steps, generator) that returns a time in ``unit``. With an argument
+    ``view`` it gets what is known of the client, too.
+
+    In a recipe: name = "module:function"; other keys are arguments of the function. "given" stands for one passed to
+    run().
+    """
+
+    name: str
+    unit: str = "time unit"
+
+    def durations(self, population: Population) -> Duration:
+        law, history, seed = population.function, population.history, population.seed
+        assert law is not None and history is not None
+        views = "view" in parameters(law)
+
+        def duration(client: int, number: int, steps: int) -> float:
+            more = {"view": history.view(client=client)} if views else {}
+            time = law(client, number, steps, generator(seed, "delay", client, number), **more)
+            return _checks.number("delay: the function's result", time, least=0)
+
+        return duration
+
+
+class VersionDelay(Delay):
+    """Updates trained on x_{t-tau}: tau uniform in 0..``tau_max``, both included (FedAsync), or exponential of ``mean``
+    (ACE): cut at five times its own mean and rounded up or down at random.
+
+    Rounding down only would take half a version off every mean. Delays in versions give the ACE paper's beta an effect:
+    with exponential *times* and one mean for all clients, another mean would only change the unit of time.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("taus",)
+    in_versions: ClassVar[bool] = True
+    name: Literal["version"]
+    tau_max: int | None = Field(None, ge=0)
+    mean: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> VersionDelay:
+        if (self.tau_max is None) == (self.mean is None):
+            raise ValueError("give tau_max or mean, one of the two")
+        return self
+
+    def taus(self, seed: int) -> tuple[int, Callable[[int], int]]:
+        """Return the largest tau, and what draws the tau of an arrival by its number (from 0)."""
+        if self.mean is None:
+            longest = self.tau_max or 0
+            return longest, lambda arrival: below(longest + 1, seed, "tau", arrival)
+        scale = self.mean / -math.expm1(-5)  # of the draws before the cut, which removes e^-5 of their mean
+
+        def tau(arrival: int) -> int:
+            rng = generator(seed, "tau", arrival)
+            return math.floor(min(rng.exponential(scale), 5 * scale) + rng.random())
+
+        return math.ceil(5 * scale), tau
+
+
+if TYPE_CHECKING:
+    AnyDelay = TimedDelay | VersionDelay
+else:
+    AnyDelay = one_of(*LAWS.values())
+
+
+class Times:
+    """The times of a run's tasks: a law, and the settings that every law has (:class:`TimedDelay`).
+
+    Hangs: the time is uniform from 0 to the longest training so far, without hangs ("its maximum hang time is the
+    longest local training time", AsyncFedED, B.2). The paper does not give the law; this package chose the uniform one.
+    So durations depend on the order of dispatches, which is the same for the same run. The factor of a transmission is
+    only said to be normal there. Here it has mean 1; values below 0 are 0.
+    """
+
+    def __init__(self, law: TimedDelay, population: Population) -> None:
+        self.unit, self.classes = law.unit, law.classes(population)
+        self._law, self._seed, self._durations = law, population.seed, law.durations(population)
         self._longest = 0.0
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
-        training = self._delays.duration(client, number, steps)
-        if self._reference is not None:
-            training = training * steps / self._reference
-        total = training
-        if self._share:
-            rng = generator(self._seed, "suspension", client, number)
-            hangs, part = rng.random() < self._share, rng.random()
-            # The longest training is read before this one is added, and excludes hangs: it would else keep growing.
-            total += part * self._longest if hangs else 0.0
-            self._longest = max(self._longest, training)
+        """Return the time of the ``number``-th task (from 0) of a client, with so many local steps."""
+        training = self._durations(client, number, steps)
+        if self._law.steps is not None:
+            training = training * steps / self._law.steps
+        if not self._law.suspension:
+            return training
+        rng = generator(self._seed, "suspension", client, number)
+        hangs, part = rng.random() < self._law.suspension, rng.random()
+        # The longest training is read before this one is added, and excludes hangs: it would else keep growing.
+        total = training + (part * self._longest if hangs else 0.0)
+        self._longest = max(self._longest, training)
         return total
 
     def sending(self, client: int, number: int, down: int, up: int) -> float:
-        sent = sum(size / speed for size, speed in zip((down, up), self._speeds, strict=True) if speed is not None)
+        """Return the time in which a task's model and its update, of so many bytes, are sent."""
+        ways = (down, self._law.speed), (up, self._law.up)
+        sent = sum(size / speed for size, speed in ways if speed is not None)
         if not sent:
             return 0.0
-        return sent * max(0.0, float(generator(self._seed, "transmission", client, number).normal(1.0, self._jitter)))
+        factor = generator(self._seed, "transmission", client, number).normal(1.0, self._law.jitter)
+        return sent * max(0.0, float(factor))
 
     def state_dict(self) -> State:
         return {"longest": self._longest}
 
     def load_state_dict(self, state: State) -> None:
         self._longest = state["longest"]
-
-
-class Durations(NamedTuple):
-    """One client's durations, in the order of dispatch: of its first task, for which a real client loads its libraries
-    and its data, and of its other tasks."""
-
-    first: list[float]
-    later: list[float]
-
-
-def read_times(path: Path) -> dict[str, Durations]:
-    """Read the durations of each client from a CSV file as :func:`fastagg.watch` writes it, of times on one clock, in
-    seconds. DataError if it is none."""
-    found = intervals(path, "delays", TIMES, what=", answered after it was dispatched")
-    ordered = {client: [end - begin for begin, end in sorted(own)] for client, own in found.items()}
-    return {client: Durations(own[:1], own[1:]) for client, own in ordered.items()}
-
-
-class Measured(DelayModel):
-    """Clients take as long as those of a real federation, in seconds.
-
-    If the file names its clients 0 to n - 1, as many as there are here, client i takes what i took. Otherwise each
-    client takes what one of the file's took, always the same one. These are in the order of their means, so if there
-    are more of them, or fewer, slow and fast ones are taken in the same proportion.
-
-    A client's first task takes what the real one's first task took, each later one what a later one took, drawn.
-    """
-
-    unit = "1 s"
-
-    def __init__(self, times: dict[str, Durations], clients: int, seed: int) -> None:
-        self._seed = seed
-        names = [str(client) for client in range(clients)]
-        if times.keys() == set(names):
-            self._times = [times[name] for name in names]
-        else:
-            by_mean = sorted(times.values(), key=lambda own: sum(rest := own.later or own.first) / len(rest))
-            places = generator(seed, "delay-order").permutation(clients)
-            self._times = [by_mean[int(place) * len(by_mean) // clients] for place in places]
-
-    def duration(self, client: int, number: int, steps: int = 1) -> float:
-        own = self._times[client]
-        if number < len(own.first):
-            return own.first[number]
-        later = own.later or own.first
-        return later[below(len(later), self._seed, "delay", client, number)]

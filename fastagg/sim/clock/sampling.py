@@ -6,7 +6,7 @@ draw(now) -> int           the client that gets it then
 back(client)               it has answered, and is idle
 drop(gone, flying)         the clients ``gone`` never answer again; ``flying`` of them are training
 
-Which idle client that is, is drawn evenly or by samples, as their availability allows, or by a function.
+Which idle client that is, is drawn evenly, as their availability allows, or by a function.
 
 A sampling rule has two methods:
 
@@ -23,15 +23,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from fastagg import _checks
 from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.sim.clock.view import History
 from fastagg.sim.data.files import intervals
 from fastagg.sim.functions import parameters
-from fastagg.sim.seeds import below, generator, uniform
+from fastagg.sim.seeds import below, generator
 
 # Takes the idle clients, the virtual time and a generator of this draw, and perhaps a view; returns one of the clients.
 Sampling = Callable[..., int]
@@ -50,19 +48,6 @@ class Uniform:
 
     def opens(self, client: int, now: float) -> float:
         return now
-
-
-class BySamples(Uniform):
-    """In proportion to the clients' ``sizes``, their numbers of samples."""
-
-    def __init__(self, seed: int, sizes: Sequence[int]) -> None:
-        super().__init__(seed)
-        self._sizes = np.asarray(sizes, dtype=np.float64)
-
-    def choose(self, idle: Sequence[int], now: float, arrival: int) -> int:
-        ends = np.cumsum(self._sizes[list(idle)])
-        drawn = uniform(self._seed, "participation", arrival) * ends[-1]
-        return min(int(np.searchsorted(ends, drawn, side="right")), len(idle) - 1)
 
 
 class Available(Uniform):
@@ -118,15 +103,15 @@ def read_traces(path: Path, clients: int, seed: int, period: float | None) -> li
     drawn evenly. DataError, with the line, if a time is none, or no client is ever available.
     """
     until = "" if period is None else f" of at most participation.period, {period:g}"
-    found = intervals(
+    traces = intervals(
         path, "participation.file", ("client", "begin", "end"), least=0.0, most=math.inf if period is None else period,
         what=f" with 0 <= begin < end{until}",
     )  # fmt: skip
     names = [str(client) for client in range(clients)]
-    if found.keys() != set(names):
-        order, known = generator(seed, "availability").permutation(clients), list(found)
+    if traces.keys() != set(names):
+        order, known = generator(seed, "availability").permutation(clients), list(traces)
         names = [known[int(place) % len(known)] for place in order]
-    return [found[name] for name in names]
+    return [traces[name] for name in names]
 
 
 def _joined(trace: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -30,7 +30,7 @@ from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.server.dispatch import Dispatch, Download
 from fastagg.server.together import answers_per_step
-from fastagg.sim.clock.delays import DelayModel
+from fastagg.sim.clock.delays import Times
 from fastagg.sim.clock.sampling import Participation, Uniform
 from fastagg.sim.clock.view import History
 from fastagg.sim.seeds import generator
@@ -105,7 +105,7 @@ class _Timed(VirtualClock):
     """What schedules in virtual time have in common: tasks are sent, and take as long as ``delays`` say."""
 
     def __init__(
-        self, server: Server, delays: DelayModel, steps: Steps, sent: Sent, format: Download | None, history: History
+        self, server: Server, delays: Times, steps: Steps, sent: Sent, format: Download | None, history: History
     ) -> None:
         super().__init__()
         self._history = history
@@ -150,7 +150,7 @@ class TimedSchedule(_Timed):
     """
 
     def __init__(
-        self, server: Server, delays: DelayModel, participation: Participation, steps: Steps, sent: Sent,
+        self, server: Server, delays: Times, participation: Participation, steps: Steps, sent: Sent,
         history: History, format: Download | None = None, *, at_flush: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(server, delays, steps, sent, format, history)
@@ -226,7 +226,7 @@ class RoundSchedule(_Timed):
     """
 
     def __init__(
-        self, server: Server, delays: DelayModel, clients: int, per_round: int, seed: int, steps: Steps, sent: Sent,
+        self, server: Server, delays: Times, clients: int, per_round: int, seed: int, steps: Steps, sent: Sent,
         history: History, rule: Uniform | None = None, format: Download | None = None,
     ) -> None:  # fmt: skip
         super().__init__(server, delays, steps, sent, format, history)

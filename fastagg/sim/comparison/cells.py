@@ -2,6 +2,7 @@
 
 A cell that is over is only read, one that was stopped goes on from its checkpoint. One that fails does not stop the
 others. After ctrl-C the cells at hand stop at their next update and write what they have; the others do not start.
+Importing this module imports no torch, which a comparison that is over does not need.
 """
 
 from __future__ import annotations
@@ -26,12 +27,10 @@ from fastagg.sim.functions import beside
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.runs import build
 from fastagg.sim.runs.interrupt import on_ctrl_c
 from fastagg.sim.runs.output import writing
 from fastagg.sim.runs.passed import configured, taken
-from fastagg.sim.runs.result import Outcome
-from fastagg.sim.runs.run import finished, run
+from fastagg.sim.runs.result import Outcome, finished
 from fastagg.sim.show.progress import Progress, Watcher
 
 # What takes the place of a recipe's algorithm: a preset's name, a function that makes a server, or a table's row.
@@ -53,7 +52,7 @@ def cells(
     ``changes`` and ``grid`` map dotted keys to a value or values; ``more`` is further ``changes``. ConfigError if a
     name, key or value is wrong, or when two cells would share a folder.
     """
-    found: list[Cell] = []
+    members: list[Cell] = []
     for name, values in itertools.product(names, itertools.product(*grid.values())):
         point = tuple(zip(grid, values, strict=True))
         own = {**(changes or {}), **dict(point)}
@@ -62,9 +61,9 @@ def cells(
             first = cell.config.seed
             for seed in range(first, first + seeds) if isinstance(seeds, int) else seeds:
                 seeded = cell.config.model_copy(update={"seed": _checks.whole("seeds", seed, least=0)})
-                found.append(replaced(cell, config=seeded, choice=cell.choice + point, folder=folder))
-    check_folders(found)
-    return found
+                members.append(replaced(cell, config=seeded, choice=cell.choice + point, folder=folder))
+    check_folders(members)
+    return members
 
 
 def _cells(name: str | Config | Plain, changes: Plain, rules: Mapping[str, Rule]) -> Iterator[Cell]:
@@ -99,9 +98,11 @@ def check_folders(cells: Sequence[Cell]) -> None:
 def check_cells(cells: Sequence[Cell]) -> None:
     """Raise what one of ``cells`` would raise before it loads its data. Of its seeds the first is checked."""
     for cell in {cell.folder or cell.config.name: cell for cell in reversed(cells)}.values():
+        from fastagg.sim.runs.build import check
+
         try:
             with beside(cell.config.folder):
-                build.check(cell.config)
+                check(cell.config)
         except FastaggError as error:
             raise type(error)(f"{cell.name}: {error}") from None
 
@@ -158,6 +159,8 @@ def run_cells(
 
 
 def _attempt(cell: Cell, folder: Path, progress: Progress, replace: bool, stop: Callable[[], bool]) -> Outcome:
+    from fastagg.sim.runs.run import run
+
     try:
         return run(cell.config, folder, progress, resume="again", replace=replace, stop=stop)
     except FastaggError as error:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from fastagg import _checks
-from fastagg._types import Foreign
-from fastagg.errors import ConfigError, DataError, MissingDependency, RunFailed
+from fastagg.errors import ConfigError, DataError, RunFailed
 from fastagg.sim.comparison.cells import check_cells, check_folders, file_name, run_cells
 from fastagg.sim.comparison.groups import Group, grouped, judged
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.runs import output
 from fastagg.sim.runs.result import COMPARISON, Result, begun
 from fastagg.sim.show import findings, plots, series, style
-from fastagg.sim.show.findings import RUN_NUMBERS
 from fastagg.sim.show.progress import Watcher
 
 _log = logging.getLogger("fastagg")
@@ -47,24 +44,6 @@ class Comparison:
     @property
     def results(self) -> list[Result]:
         return [result for group in self.groups for result in group.results]
-
-    def to_pandas(self) -> Foreign:
-        """Return a pandas.DataFrame with a line per run: method, settings, and the numbers of comparison.csv.
-
-        Raises:
-            MissingDependency: pandas is not installed.
-        """
-        try:
-            pandas: Foreign = import_module("pandas")
-        except ImportError:
-            raise MissingDependency("to_pandas needs pandas: pip install pandas") from None
-        runs = [(group, result) for group in self.groups for result in group.results]
-        return pandas.DataFrame(
-            [
-                {"method": group.method, **dict(group.choice), **{key: result.summary[key] for key in RUN_NUMBERS}}
-                for group, result in runs
-            ]
-        )
 
     def to_latex(self, caption: str = "", label: str = "") -> str:
         """Return the table of results, methods by settings if there are several, for LaTeX with booktabs.
@@ -103,7 +82,9 @@ class Comparison:
         """
         fields = [] if over is None else [_checks.one_of("over", over, tuple(series.x_axes(self.groups)))]
         part = {key: str(value) for key, value in (at or {}).items()}
-        groups = [one for one in self.groups if part.items() <= {key: str(value) for key, value in one.choice}.items()]
+        groups = [
+            group for group in self.groups if part.items() <= {key: str(value) for key, value in group.choice}.items()
+        ]
         drawn = dict(plots.pictures(groups, self.title, self.baseline, fields, width)) if groups else {}
         _checks.one_of("figure", name, tuple(drawn))
         return style.sized(drawn[name], width, height, font_size, font)

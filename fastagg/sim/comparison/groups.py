@@ -71,12 +71,12 @@ class Group:
 
         Where only some seeds reach the target, the others count as long as they ran: the mean is a lower bound.
         """
-        found = [(result.summary.get(key), result.summary.get(ENDS.get(key, key))) for result in self.results]
-        missing = sum(value is None for value, _ in found)
-        least = key in ENDS and 0 < missing < len(found)
+        numbers = [(result.summary.get(key), result.summary.get(ENDS.get(key, key))) for result in self.results]
+        missing = sum(value is None for value, _ in numbers)
+        least = key in ENDS and 0 < missing < len(numbers)
         values = [
             scale * value
-            for value in (end if least and own is None else own for own, end in found)
+            for value in (end if least and own is None else own for own, end in numbers)
             if value is not None
         ]
         deviation = statistics.stdev(values) if len(values) > 1 and not least else None
@@ -102,13 +102,13 @@ class Spread:
 def grouped(runs: Sequence[tuple[Cell, Result | None]]) -> list[Group]:
     """Group the seeds of each method and grid point, in the order in which they first occur. A run without a result is
     left out, but its group is there."""
-    found: dict[tuple[str, str], list[tuple[Cell, Result | None]]] = {}
+    cells: dict[tuple[str, str], list[tuple[Cell, Result | None]]] = {}
     for cell, result in runs:
-        found.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
+        cells.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
     names = {c.config.name: c.config.label or c.config.name for c, _ in runs if not c.method}
     twice = Counter(names.values())  # two recipes with the same label would look the same
     groups = []
-    for (name, _), members in found.items():
+    for (name, _), members in cells.items():
         cell = members[0][0]
         method = cell.method or names[name]
         method = name if twice[method] > 1 else method
@@ -119,10 +119,10 @@ def grouped(runs: Sequence[tuple[Cell, Result | None]]) -> list[Group]:
 
 def by_setting(groups: Sequence[Group]) -> list[list[Group]]:
     """Return the groups of each setting."""
-    found: dict[str, list[Group]] = {}
+    settings: dict[str, list[Group]] = {}
     for group in groups:
-        found.setdefault(repr(group.choice), []).append(group)
-    return list(found.values())
+        settings.setdefault(repr(group.choice), []).append(group)
+    return list(settings.values())
 
 
 def choice_keys(choices: Iterable[Choice]) -> dict[str, str]:
@@ -222,10 +222,10 @@ def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Differenc
 
 def holm(values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number (Holm 1979): all may be read together at one level."""
-    found, most = [0.0] * len(values), 0.0
+    corrected, most = [0.0] * len(values), 0.0
     for place, number in enumerate(sorted(range(len(values)), key=lambda number: values[number])):
-        found[number] = most = max(most, min(1.0, (len(values) - place) * values[number]))
-    return found
+        corrected[number] = most = max(most, min(1.0, (len(values) - place) * values[number]))
+    return corrected
 
 
 @dataclass(frozen=True)
@@ -249,15 +249,15 @@ def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None
     Accuracies are in percent. Times and uploads are compared as ratios: the difference is that of their logarithms.
     Methods that share fewer than ``least`` seeds are left out.
     """
-    found = []
+    pairs = []
     for pair in itertools.combinations(groups, 2):
         own = _paired_scores(pair, measure)
         if own is not None and baseline in (None, *(g.method for g in pair)) and len(own[0]) >= least:
             there, back = paired(*own), paired(*reversed(own))
             first, second = (group.method for group in pair)
-            found.append(Contrast(first, second, there) if there.mean >= 0 else Contrast(second, first, back))
-    ps = holm([1.0 if one.difference.p is None else one.difference.p for one in found])
-    return [replace(one, p=p) for one, p in zip(found, ps, strict=True)]
+            pairs.append(Contrast(first, second, there) if there.mean >= 0 else Contrast(second, first, back))
+    ps = holm([1.0 if contrast.difference.p is None else contrast.difference.p for contrast in pairs])
+    return [replace(contrast, p=p) for contrast, p in zip(pairs, ps, strict=True)]
 
 
 def _paired_scores(pair: Sequence[Group], measure: str) -> list[dict[int, float]] | None:
@@ -273,15 +273,15 @@ def judged(names: Iterable[str], groups: Sequence[Group]) -> list[Judged]:
     """Return the claims of the tables in ``names`` for which ``groups`` have runs."""
     counts = Counter(group.name for group in groups)  # more than one group: the user runs a grid over the table
     runs = {group.name: group for group in groups if counts[group.name] == 1}
-    found = []
+    verdicts = []
     for table in (tables.load(name) for name in names if tables.is_table(name)):
         own = {(cell.method, cell.setting): cell.config.name for cell in table.cells}
         for claim in table.claims:
             sides = [runs[own[side]] for side in (claim.better, claim.worse) if own[side] in runs]
             both = scores(sides[::-1] if claim.less else sides, claim.measure, claim.scale, less=claim.less)
             if len(both) == 2 and both[0].keys() & both[1].keys():
-                found.append(Judged(claim, paired(*both)))
-    return found
+                verdicts.append(Judged(claim, paired(*both)))
+    return verdicts
 
 
 def scores(sides: Sequence[Group], measure: str, scale: float = 1.0, *, less: bool = False) -> list[dict[int, float]]:

@@ -1,9 +1,15 @@
-"""Processes of this machine for whole runs, a new one for each: as its memory and its threads are, so is its end."""
+"""Processes of this machine for whole runs, a new one for each: as its memory and its threads are, so is its end.
+
+What goes to a process and comes back is pickled by value. The pickles of tensors that multiprocessing makes are files
+and sockets that end with the process, perhaps before the other side has read them.
+"""
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -19,6 +25,23 @@ from fastagg.sim.runs.interrupt import without_ctrl_c
 
 # What every run imports sooner or later; torch's first optimizer imports torch._dynamo.
 PRELOAD = ["fastagg.sim.runs.run", "fastagg.sim.show.plots", "sklearn.datasets", "torch._dynamo"]
+
+
+class _Pickler(pickle.Pickler):
+    """Writes of a tensor that is a part of another one, as clients' samples may be, its own numbers alone."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is None or type(thing) is not torch.Tensor or thing.layout is not torch.strided:
+            return NotImplemented
+        is_part = thing.untyped_storage().nbytes() > thing.nbytes
+        return thing.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL) if is_part else NotImplemented
+
+
+def _pickled(thing: object) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(thing)
+    return file.getvalue()
 
 
 class Processes:
@@ -37,18 +60,19 @@ class Processes:
         self._threads = ThreadPoolExecutor(count)
         self._running: set[Foreign] = set()
 
-    def submit(self, function: Callable[..., object], *given: object) -> Future[Any]:
+    def submit(self, function: Callable[..., object], *arguments: object) -> Future[Any]:
         """Call a function of a module that raises nothing. Its result, or EOFError if the process dies."""
-        return self._threads.submit(self._call, function, *given)
+        return self._threads.submit(self._call, function, arguments)
 
     def _call(self, *call: object) -> object:
         here, there = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_alone, args=(there, max(1, usable_cores() // self.count), *call))
+        threads = max(1, usable_cores() // self.count)
+        process = self._context.Process(target=_alone, args=(there, threads, _pickled(call)))
         process.start()
         self._running.add(process)
         there.close()  # else nobody would tell this end that the process is gone
         try:
-            return here.recv()
+            return pickle.loads(here.recv_bytes())
         except EOFError:
             raise EOFError("its process died") from None
         finally:
@@ -61,11 +85,12 @@ class Processes:
             process.kill()
 
 
-def _alone(there: Foreign, threads: int, function: Callable[..., object], *given: object) -> None:
+def _alone(there: Foreign, threads: int, call: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side says when to stop
     threading.Thread(target=_end_with_parent, daemon=True).start()
     set_num_threads(threads)
-    there.send(function(*given))
+    function, arguments = pickle.loads(call)
+    there.send_bytes(_pickled(function(*arguments)))
 
 
 def _end_with_parent() -> None:

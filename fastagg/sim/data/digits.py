@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import torch
 
-from fastagg.sim.data.federated import FederatedData, split_by_label, standardised
+from fastagg.sim.data.federated import FederatedData, Samples, split_by_label
 from fastagg.sim.seeds import integer
 
 
@@ -20,8 +21,11 @@ def load(clients: int, alpha: float, seed: int, min_samples: int = 2, test_share
     images, labels = _read()
     drawn = integer(seed, "test-split")
     x, x_test, y, y_test = train_test_split(images, labels, test_size=test_share, stratify=labels, random_state=drawn)
-    arrays = {"x_train": x[:, None], "x_test": x_test[:, None], "y_train": y, "y_test": y_test}
-    train, test = standardised("digits", arrays)  # inputs [N, 1, 8, 8], of values 0..16
+    mean, deviation = np.float32(x.mean()), np.float32(x.std())
+    train, test = (
+        Samples(torch.from_numpy((part[:, None].astype(np.float32) - mean) / deviation), torch.from_numpy(labels))
+        for part, labels in ((x, y), (x_test, y_test))
+    )
     return split_by_label(train, test, 10, clients=clients, alpha=alpha, seed=seed, min_samples=min_samples)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,24 +126,6 @@ class FederatedData:
             tests.append(samples.part(order[:count]))
             clients.append(samples.part(order[count:]))
         return replace(self, clients=clients, tests=tests)
-
-
-def standardised(path: Path | str, arrays: Mapping[str, np.ndarray]) -> tuple[Samples, Samples]:
-    """Return training and test set, scaled so that all numbers of the training inputs have mean 0 and deviation 1.
-
-    Numbers that fp32 does not hold, such as times since 1970, are scaled in fp64."""
-    keys = ("x_train", "x_test")
-    with np.errstate(over="ignore"):
-        kind = np.float32 if all(np.array_equal(arrays[k].astype(np.float32), arrays[k]) for k in keys) else np.float64
-    x, x_test = (arrays[key].astype(kind) for key in keys)
-    mean, deviation = x.mean(dtype=np.float64), x.std(dtype=np.float64)
-    if not 0 < deviation < np.inf:
-        raise DataError(f"{path}: all training inputs are equal, or too large: nothing to learn from")
-    for part in (x, x_test):  # in place: they may be large
-        np.subtract(part, kind(mean), out=part)
-        np.divide(part, kind(deviation), out=part)
-    labels = (torch.from_numpy(arrays[key].astype(np.int64)) for key in ("y_train", "y_test"))
-    return Samples(torch.from_numpy(x).float(), next(labels)), Samples(torch.from_numpy(x_test).float(), next(labels))
 
 
 def split_by_label(

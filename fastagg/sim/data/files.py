@@ -1,4 +1,4 @@
-"""What a file holds."""
+"""Reads files that a recipe names. Every error is a DataError with the file's name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastagg.errors import DataError
+
+
+def beside_data(name: str, folder: str | None) -> Path:
+    """Return a file that a recipe names: the path ``name``, or one in the data's ``folder``."""
+    path = Path(name).expanduser()
+    inside = path if folder is None else Path(folder).expanduser() / name
+    return inside if inside.is_file() and not path.is_file() else path
 
 
 def read_bytes(path: Path) -> bytes:
@@ -35,20 +42,20 @@ def intervals(
 
     DataError, which begins with ``key`` and has the line, if a line is none, or there are none.
     """
-    found: dict[str, list[tuple[float, float]]] = {}
+    spans: dict[str, list[tuple[float, float]]] = {}
     lines, names = csv.reader(io.StringIO(read_text(path), newline="")), ",".join(columns)
     try:
         for line in lines:
             cells = [cell.strip() for cell in line]
-            if not cells or (not found and [cell.lower() for cell in cells] == list(columns)):
+            if not cells or (not spans and [cell.lower() for cell in cells] == list(columns)):
                 continue
             client, begin, end = cells[0], *map(float, cells[1:])
             if not (least <= begin < end <= most and math.isfinite(end - begin)):
                 raise ValueError
-            found.setdefault(client, []).append((begin, end))
+            spans.setdefault(client, []).append((begin, end))
     except (ValueError, csv.Error):
         got = f"expected {names}{what}, got {','.join(line)!r:.80}"
         raise DataError(f"{key}: {path}, line {lines.line_num}: {got}") from None
-    if not found:
+    if not spans:
         raise DataError(f"{key}: {path}: expected lines of {names}, got none")
-    return found
+    return spans

@@ -6,26 +6,23 @@ from collections.abc import Callable
 
 import torch
 
+from fastagg._types import Plain
 from fastagg.errors import DataError
 from fastagg.sim import functions
 from fastagg.sim.data.federated import FederatedData, Samples
-from fastagg.sim.data.sections import Function
 
 
-def load(data: Function, seed: int, function: Callable[..., object] | None = None) -> FederatedData:
-    """Return the federation of ``function``, or of the one that ``data`` names. ConfigError if there is none, DataError
-    unless it returns one."""
-    function = function or functions.find(data.call, "data.name")
-    keywords = {**data.keywords, **({} if data.dir is None else {"dir": data.dir})}
+def load(function: Callable[..., object], name: str, clients: int, seed: int, keywords: Plain) -> FederatedData:
+    """Return the federation of a function that a recipe calls ``name``. ConfigError if it takes other arguments,
+    DataError unless it returns so many clients."""
+    where = f"the data function {name}"
     try:
-        found = functions.call(function, "data.name", clients=data.clients, seed=seed, **keywords)
+        data = functions.call(function, "data.name", clients=clients, seed=seed, **keywords)
     except DataError as error:  # of its FederatedData, which cannot know where it is made
-        raise DataError(f"the data function {data.call}: {error}") from error
-    federation = check(found, f"the data function {data.call}")
-    if len(federation.clients) != data.clients:
-        raise DataError(
-            f"the data function {data.call} returned {len(federation.clients)} clients, data.clients is {data.clients}"
-        )
+        raise DataError(f"{where}: {error}") from error
+    federation = check(data, where)
+    if len(federation.clients) != clients:
+        raise DataError(f"{where} returned {len(federation.clients)} clients, data.clients is {clients}")
     return federation
 
 

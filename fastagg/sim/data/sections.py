@@ -1,16 +1,19 @@
 """The base of a recipe's sections, which are frozen and refuse unknown keys; and ``data``, one class per data set.
 
-Every field except ``name`` is a keyword of the data set's ``load``; build.py passes them on.
+Every field of a data set's class except ``name`` is a keyword of its ``load``; build.py passes them on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PositiveFloat, PositiveInt, Tag, model_validator
 
 from fastagg._types import Plain
+from fastagg.sim.functions import is_function
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -26,6 +29,42 @@ class Section(BaseModel):
         return {key: value for key, value in values.items() if not (value == "none" and key in optional)}
 
 
+class OpenSection(Section):
+    """A section whose ``name`` is a function's, "module:function" or "given" for one that a program passes. The keys
+    that it does not know are arguments of the function; "none" stands for Python's None."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def keywords(self) -> Plain:
+        return {key: None if value == "none" else value for key, value in (self.model_extra or {}).items()}
+
+
+def tag_of(kind: type[Section]) -> str:
+    """Return the name that a section has, the first if it has several; "function" if it is any function's."""
+    return (*get_args(kind.model_fields["name"].annotation), "function")[0]
+
+
+def one_of(*kinds: type[Section], default: str | None = None) -> Any:
+    """Return the type of a section that is one of ``kinds``, by its name. Another name is of the kind ``default``."""
+    tags = [tag_of(kind) for kind in kinds]
+
+    def tag(values: object) -> object:
+        name = values.get("name") if isinstance(values, Mapping) else getattr(values, "name", None)
+        if isinstance(name, str) and is_function(name):
+            return "function"
+        return name if name in tags or default is None else default
+
+    tagged = tuple(Annotated[kind, Tag(tag_of(kind))] for kind in kinds)
+    return Annotated[Union[tagged], Discriminator(tag)]  # noqa: UP007  # which `|` cannot write
+
+
+def kinds_of(annotation: object) -> list[type[Section]]:
+    """Return the sections that a field of this type may be; none if it is no section."""
+    kinds = [(*get_args(part), part)[0] for part in (get_args(annotation) or (annotation,))]
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+
+
 class DataSection(Section):
     """``clients``: how many there are."""
 
@@ -33,15 +72,10 @@ class DataSection(Section):
     clients: PositiveInt = 50
 
     @property
-    def shown(self) -> str:
-        """The name as a recipe has it."""
-        return getattr(self, "call", self.name)
-
-    @property
     def counted(self) -> str:
         """The number of clients, in words."""
-        given = f"the {self.clients} clients of the data that was passed"
-        return given if self.name == "given" else f"data.clients, {self.clients}"
+        passed = f"the {self.clients} clients of the data that was passed"
+        return passed if self.name == "given" else f"data.clients, {self.clients}"
 
 
 class Digits(DataSection):
@@ -53,54 +87,14 @@ class Digits(DataSection):
     test_share: float = Field(0.2, gt=0, lt=1)
 
 
-class Synthetic(DataSection):
-    """Synthetic(alpha, beta), one generated distribution per client."""
+class DataFunction(DataSection, OpenSection):
+    """Your own federation: a function "module:function" of clients, seed, ``dir`` (if there is one) and the section's
+    other keys, which returns a FederatedData. "given" stands for a function or a FederatedData passed to run()."""
 
-    name: Literal["synthetic"]
-    clients: PositiveInt = 30
-    alpha: float = Field(1.0, ge=0)
-    beta: float = Field(1.0, ge=0)
-
-
-class Function(DataSection):
-    """Your own federation: ``call`` is "module:function". The function is called with clients, seed, dir (if there is
-    one) and ``keywords``, and returns a FederatedData. In a recipe: name = "module:function", and other keys are
-    ``keywords``, too."""
-
-    name: Literal["function"]
-    call: str
     dir: str | None = None
-    keywords: Plain = Field(default={})
 
 
-class PassedData(DataSection):
-    """The data that a program passes as ``fastagg.sim.run(config, data=...)``."""
-
-    name: Literal["given"]
-
-
-AnyData = Annotated[
-    Digits | Synthetic | Function | PassedData,
-    Field(discriminator="name"),
-]
-
-
-def by_name(kinds: object) -> dict[str, Any]:
-    """Return the sections of a union, by the one name that each may have."""
-    union, _ = get_args(kinds)
-    return {get_args(kind.model_fields["name"].annotation)[0]: kind for kind in get_args(union)}
-
-
-def named_function(values: object, fields: Iterable[str]) -> object:
-    """Convert a section's name "module:function" to name "function" with the key ``call``. Keys that are none of the
-    section's ``fields`` become arguments of the function."""
-    if not isinstance(values, dict):
-        return values
-    name = values.get("name")
-    if isinstance(name, str) and ":" in name:
-        values = {**values, "name": "function", "call": name}
-    given = values.get("keywords", {})
-    if values.get("name") != "function" or not isinstance(given, dict):
-        return values
-    kept = {key: value for key, value in values.items() if key in fields}
-    return {**kept, "keywords": {**given, **{key: value for key, value in values.items() if key not in fields}}}
+if TYPE_CHECKING:
+    AnyData = Digits | DataFunction
+else:
+    AnyData = one_of(Digits, DataFunction)

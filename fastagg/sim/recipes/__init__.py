@@ -26,8 +26,8 @@ def text(name: str, folder: str = ".") -> str:
 
 
 def file(name: str, folder: str = ".") -> Traversable:
-    found = (place.joinpath(f"{name}.toml") for place in _places(folder))
-    return next(one for one in found if one.is_file())
+    paths = (place.joinpath(f"{name}.toml") for place in _places(folder))
+    return next(path for path in paths if path.is_file())
 
 
 def _places(folder: str) -> Iterator[Traversable]:
@@ -55,13 +55,15 @@ def load(name_or_path: str, changes: Plain | None = None) -> config.Config:
 
 def unknown(name: str, *known: list[str]) -> str:
     """What to say when no recipe or table is called ``name``: those that have it in their name, or the nearest one."""
-    like = next(filter(None, ([one for one in some if name.lower() in one] for some in known)), [])
+    like = next(filter(None, ([entry for entry in entries if name.lower() in entry] for entries in known)), [])
     if like:
         more = f" and {len(like) - 8} more" if len(like) > 8 else ""
         return f"no recipe {name!r}; there are {', '.join(like[:8])}{more} (`fastagg recipes {name}` describes them)"
     if Path(name).is_dir():
         return f"no recipe {name!r}; it is a folder: `fastagg run --resume {name}` goes on with the run in it"
-    near = _checks.meant(name, [one for some in known for one in some]) or "; `fastagg recipes` lists them all"
+    near = (
+        _checks.meant(name, [entry for entries in known for entry in entries]) or "; `fastagg recipes` lists them all"
+    )
     papers = "; the papers' tables on data in files are in reproduction/ of fastagg's repository"
     elsewhere = papers if len(list(_places("tables"))) == 1 else ""
     return f"no recipe {name!r}{near} (a file's name ends in .toml{elsewhere})"

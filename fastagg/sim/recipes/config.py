@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 import reprlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import tomli_w
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
@@ -18,8 +19,19 @@ from pydantic_core import ErrorDetails
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
-from fastagg.sim.data.sections import AnyData, Function, Section, by_name, named_function
+from fastagg.sim.clock.delays import LAWS, AnyDelay, OwnDelay
+from fastagg.sim.data.sections import AnyData, Section, kinds_of, tag_of
+from fastagg.sim.functions import find, fits, is_function, parameters
 from fastagg.sim.recipes import sections
+
+_OUTPUTS = ("outputs", "labels")
+# The functions that are called in a run, and what each takes. Those that are VIEWED may have an argument ``view``, too.
+ARGUMENTS = {
+    "own.train": ("model", "data", "task", "state"), "own.change": ("update", "task"),
+    "own.personal": ("model", "state"), "own.loss": _OUTPUTS, "own.metric": _OUTPUTS,
+    "delay.name": ("client", "number", "steps", "rng"), "participation.sampling": ("idle", "time", "rng"),
+}  # fmt: skip
+VIEWED = ("delay.name", "participation.sampling")
 
 
 class Config(Section):
@@ -34,9 +46,9 @@ class Config(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     algorithm: sections.Algorithm
     data: AnyData
-    model: sections.Model = sections.Model()
+    model: sections.AnyModel = sections.Model()
     client: sections.Client
-    delay: sections.AnyDelay
+    delay: AnyDelay
     dropout: sections.Dropout = sections.Dropout()
     attack: sections.Attack = sections.Attack()
     encoding: sections.Encoding = sections.Encoding()
@@ -52,6 +64,27 @@ class Config(Section):
         """What a program passes, by the keys that say "given"."""
         return self._held
 
+    @property
+    def functions(self) -> dict[str, str]:
+        """The functions that this run has, by their keys: "module:function", or "given"."""
+        names = {"algorithm.name": self.algorithm.name, "data.name": self.data.name, "model.name": self.model.name,
+                 "delay.name": self.delay.name, "participation.sampling": self.participation.sampling}  # fmt: skip
+        names |= {f"own.{name}": value for name, value in self.own if name != "keywords"}
+        return {key: name for key, name in names.items() if name is not None and is_function(name)}
+
+    def function(self, key: str) -> Any:
+        """Return the function of a key, with its keywords; None if there is none. ConfigError if it cannot be found, or
+        does not take what it is called with."""
+        if (name := self.functions.get(key)) is None:
+            return None
+        function = self.passed(key) if name == "given" else find(name, key)
+        if key not in ARGUMENTS:
+            return function
+        keywords = {"own.train": self.own.keywords, "delay.name": getattr(self.delay, "keywords", {})}.get(key, {})
+        views = {"view": None} if key in VIEWED and "view" in parameters(function) else {}
+        fits(function, key, *ARGUMENTS[key], **views, **keywords)
+        return partial(function, **keywords) if keywords else function
+
     def passed(self, key: str) -> Any:
         """Return what a program passes by this key. ConfigError if it does not."""
         if key not in self._held:
@@ -64,45 +97,35 @@ class Config(Section):
 
     def holding(self, held: Plain) -> Config:
         """Return the config of a program that passes this, too."""
-        found = self.model_copy()
-        found._held = {**self._held, **held}
-        return found
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _by_function(cls, values: object) -> object:
-        return named_function(values, Function.model_fields)
+        config = self.model_copy()
+        config._held = {**self._held, **held}
+        return config
 
     @field_validator("delay", mode="before")
     @classmethod
-    def _law_by_function(cls, values: object) -> object:
-        if isinstance(values, dict) and values.get("name") == "given":  # in place of another law, whose keys go
-            return {key: value for key, value in values.items() if key in sections.OwnDelay.model_fields}
-        return named_function(values, sections.OwnDelay.model_fields)
+    def _in_place_of_another_law(cls, values: object) -> object:
+        """A law that a program passes leaves nothing of the recipe's but what all laws have."""
+        if not isinstance(values, dict) or values.get("name") != "given":
+            return values
+        others = {key for law in LAWS.values() for key in law.model_fields} - OwnDelay.model_fields.keys()
+        return {key: value for key, value in values.items() if key not in others}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         clients, concurrency, rule = self.data.clients, self.participation.concurrency, self.participation.rule
-        counts = getattr(self.delay, "counts", None)
-        authors = getattr(self.delay, "counting", "arrival") == "authors"
         if concurrency is not None and concurrency > clients:
             raise ValueError(f"participation.concurrency is {concurrency}, more than {self.data.counted}")
-        if counts is not None and sum(counts) != clients:
-            raise ValueError(f"delay.counts are {sum(counts)} clients, not {self.data.counted}")
-        if authors and rule != "concurrency":
+        self.delay.check(clients, self.data.counted)
+        if getattr(self.delay, "counting", "arrival") == "authors" and rule != "concurrency":
             raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
-        if self.delay.name == "version" and (rule != "all" or self.participation.file):
+        if self.delay.in_versions and (rule != "all" or self.participation.file):
             raise ValueError('delay "version" draws each arriving client from all: participation.rule must be "all"')
         return self
 
 
-_TAGGED: dict[str, type[Section]] = by_name(AnyData) | by_name(sections.AnyDelay)
-# The sections of a recipe, by their keys in it. Data and delay have several kinds.
-_KINDS: dict[str, Sequence[Any]] = {
-    name: get_args(field.annotation) or [field.annotation]
-    for name, field in Config.model_fields.items()
-    if field.annotation not in (str, int, str | None)
-}
+# The sections of a recipe, by their keys in it, and the sections that each may be.
+KINDS = {key: kinds for key, field in Config.model_fields.items() if (kinds := kinds_of(field.annotation))}
+_TAGGED = {tag_of(kind): kind for kinds in KINDS.values() if len(kinds) > 1 for kind in kinds}
 # What looks like a key and is none.
 ELSEWHERE = {"seeds": "a run has one seed; `fastagg compare RECIPE --seeds 3` runs several"}
 _MOST = 8  # problems in a message
@@ -110,37 +133,36 @@ _MOST = 8  # problems in a message
 
 def explain(error: ValidationError, top: type[Section] = Config) -> str:
     """Turn pydantic's report about ``top`` into one line, with each problem as "key: what is wrong"."""
-    found = error.errors(include_url=False)
-    shown = [_problem(item, top) for item in found[:_MOST]]
-    return "; ".join([*shown, f"and {len(found) - _MOST} more"] if len(found) > _MOST else shown)
+    problems = error.errors(include_url=False)
+    shown = [_problem(item, top) for item in problems[:_MOST]]
+    return "; ".join([*shown, f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else shown)
 
 
 def _problem(item: ErrorDetails, top: type[Section]) -> str:
-    kind, given, path = item["type"], reprlib.repr(item["input"]), [str(part) for part in item["loc"]]  # shortened
+    kind, got, path = item["type"], reprlib.repr(item["input"]), [str(part) for part in item["loc"]]  # shortened
     # pydantic's location of a tagged section contains the tag (data, digits, alpha), but the user's key does not.
     where = ".".join(_on_one_line(part) for part in path if part not in _TAGGED)
     if kind == "extra_forbidden":
-        section = next((_TAGGED[part] for part in path if part in _TAGGED), _KINDS.get(path[0], [top])[0])
+        section = next((_TAGGED[part] for part in path if part in _TAGGED), KINDS.get(path[0], [top])[0])
         known = list((section if len(path) > 1 else top).model_fields)
         keys = " or ".join([full for full in full_keys(path[-1]) if full != where][:4])
         if keys and len(path) == 1:
-            return f"unknown key {where}, got {given}; did you mean {keys}?"
+            return f"unknown key {where}, got {got}; did you mean {keys}?"
         near = _checks.meant(path[-1], known) or (keys and f"; there is {keys}")
         near = f"; {ELSEWHERE[where]}" if where in ELSEWHERE else near
         return f"unknown key {where} (known here: {', '.join(known)}){near}"
     message = item["msg"].removeprefix("Value error, ")
     if kind == "missing":
         message = "this key is missing"
-    elif kind == "union_tag_not_found":
+    elif kind == "union_tag_not_found" and isinstance(item["input"], Mapping):
         message = "the key name is missing"
-    elif kind in ("model_type", "model_attributes_type", "dict_type"):
-        message = f"expected a section with keys, got {given}"
+    elif kind in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
+        message = f"expected a section with keys, got {got}"
     elif kind == "union_tag_invalid":
-        known_names = item["ctx"]["expected_tags"].replace("'function', 'given'", "'module:function'")  # as in a recipe
+        known_names = item["ctx"]["expected_tags"].replace("'function'", "'module:function'")  # as in a recipe
         message = f"unknown name {item['ctx']['tag']!r} (known: {known_names}){_meant(item['ctx']['tag'], known_names)}"
     elif not kind.startswith("value_error"):
-        message = message.replace("'function' or 'given'", "'module:function'")
-        message = f"{message[:1].lower()}{message[1:]}, got {given}{_meant(item['input'], message)}"
+        message = f"{message[:1].lower()}{message[1:]}, got {got}{_meant(item['input'], message)}"
     return f"{where}: {message}" if where else message
 
 
@@ -149,14 +171,14 @@ def _on_one_line(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def _meant(given: object, message: str) -> str:
+def _meant(value: object, message: str) -> str:
     """Return the nearest of the names that a message has in quotes."""
-    return _checks.meant(given, re.findall(r"'([^']+)'", message))
+    return _checks.meant(value, re.findall(r"'([^']+)'", message))
 
 
 def full_keys(key: str) -> list[str]:
     """Return all dotted keys that end with ``key``: "client.lr", "algorithm.lr" and others for "lr"."""
-    held = {name: {field for kind in kinds for field in kind.model_fields} for name, kinds in _KINDS.items()}
+    held = {name: {field for kind in kinds for field in kind.model_fields} for name, kinds in KINDS.items()}
     settings = {name for preset in registry.presets().values() for name in _keywords.of(preset).settings}
     held["algorithm"] = settings - {"seed", "num_clients", "distill"}  # these come from other keys
     return [
@@ -217,8 +239,8 @@ def to_toml(config: Config) -> str:
 
 def differences(a: Config, b: Config) -> list[str]:
     """Return the dotted keys in which the two differ, in order. ``folder`` is a place, and makes no other run."""
-    one, other = (_leaves(config.model_dump(exclude={"folder"})) for config in (a, b))
-    return sorted(dict(one.items() ^ other.items()))
+    first, second = (_leaves(config.model_dump(exclude={"folder"})) for config in (a, b))
+    return sorted(dict(first.items() ^ second.items()))
 
 
 def _leaves(values: Plain, prefix: str = "") -> dict[str, str]:
@@ -235,9 +257,6 @@ def load(path: Path, changes: Plain | None = None) -> Config:
 
 def placed(config: Config, path: Path) -> Config:
     """Return the config of a recipe in a file: modules that it names are in the file's folder."""
-    data = getattr(config.data, "call", "") or config.unlabelled.data
-    law = getattr(config.delay, "call", "") or ":" in config.participation.sampling
-    named = ":" in config.algorithm.name or config.model.call or data or law
-    if config.folder is not None or not (named or any(value != "given" for _, value in config.own if value)):
+    if config.folder is not None or not any(name != "given" for name in config.functions.values()):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})

@@ -1,32 +1,22 @@
-"""The sections of a recipe: their keys, types and defaults. Those of data are beside it."""
+"""The sections of a recipe: their keys, types and defaults. Those of data are beside it, those of delays in clock."""
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fastagg._types import Plain
-from fastagg.encoding.encode import Format, Values
-from fastagg.sim.data.sections import Section, named_function
-
-Share = Annotated[float, Field(ge=0, lt=1)]
+from fastagg._types import Format, Plain, Values
+from fastagg.sim.data.sections import OpenSection, Section, Share, one_of
+from fastagg.sim.functions import is_function
 
 
-class Algorithm(Section):
+class Algorithm(OpenSection):
     """A preset of fastagg by name, or your own as "module:function". Every other key is one of its keywords ("none"
     stands for Python's None). "given" stands for one passed to run()."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     name: str
-
-    @property
-    def keywords(self) -> Plain:
-        extra = self.model_extra or {}
-        # TOML has no null, and presets use None for "off" (FADAS' delay_threshold).
-        return {key: None if value == "none" else value for key, value in extra.items()}
 
 
 # The default widths of the models. The keys are the models' names: see fastagg.sim.models.
@@ -38,26 +28,31 @@ WIDTHS: dict[str, list[int]] = {
 
 
 class Model(Section):
-    """``widths``: hidden layers of the mlp, channels of the CNNs.
+    """``widths``: hidden layers of the mlp, channels of the cnn. ``norm`` is for the cnn."""
 
-    ``norm`` is for the cnn. For your own network use the name "module:function". The function is called with shape,
-    classes and ``keywords``, which other keys are, too; with ``text`` also, if it takes that and the data are text. It
-    is stored as name "function" and ``call``. "given" stands for a model passed to run().
-    """
-
-    name: Literal["logistic", "mlp", "cnn", "function", "given"] = "mlp"
+    name: Literal["logistic", "mlp", "cnn"] = "mlp"
     widths: list[PositiveInt] = Field(default=[64])
     norm: Literal["batch", "group", "none"] = "batch"
-    call: str = ""
-    keywords: Plain = Field(default={})
 
     @model_validator(mode="before")
     @classmethod
     def _default_widths(cls, values: object) -> object:
-        values = named_function(values, cls.model_fields)
         if not isinstance(values, dict) or "widths" in values:
             return values
         return {**values, "widths": WIDTHS.get(values.get("name", "mlp"), [])}
+
+
+class ModelFunction(OpenSection):
+    """Your own network: a function "module:function" of shape, classes and the section's other keys; also of ``text``
+    if it takes that and the data are text. "given" stands for a function passed to run()."""
+
+    name: str
+
+
+if TYPE_CHECKING:
+    AnyModel = Model | ModelFunction
+else:
+    AnyModel = one_of(Model, ModelFunction, default="logistic")
 
 
 class Client(Section):
@@ -67,7 +62,7 @@ class Client(Section):
     ``mu`` is the weight of FedProx's proximal term; 0 turns it off. A client's n-th dispatch (from 0) trains with
     ``lr * lr_decay**n``, times what ``schedule`` says of the version that it was sent: "cosine" falls to ``lr_end``
     within ``versions``, "step" is times ``lr_factor`` after every ``versions``. ``clip_norm`` limits the norm of a
-    mini-batch's gradient.
+    mini-batch's gradient. ``optimizer`` "adam" and "adamw" have torch's defaults beyond lr and weight decay.
     """
 
     lr: PositiveFloat
@@ -98,14 +93,41 @@ class Client(Section):
     def _one_amount_of_work(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        given = [key for key in ("epochs", "steps") if values.get(key) not in (None, "none")]
-        if len(given) == 2:
+        amounts = [key for key in ("epochs", "steps") if values.get(key) not in (None, "none")]
+        if len(amounts) == 2:
             raise ValueError("give epochs or steps, not both")
-        return values if given else {**values, "epochs": 1}
+        return values if amounts else {**values, "epochs": 1}
+
+    def lr_of(self, version: int, number: int) -> float:
+        """Return the learning rate of a client's ``number``-th dispatch (from 0), of this version."""
+        scale, over = 1.0, self.versions or 1
+        if self.schedule == "cosine":
+            scale = self.lr_end + (1.0 - self.lr_end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, version / over)))
+        elif self.schedule == "step":
+            scale = self.lr_factor ** (version // over)
+        return self.lr * self.lr_decay**number * scale
+
+    def steps_of(self, size: int, local_steps: int | None) -> int:
+        """Return how many mini-batches a client with ``size`` samples takes. ``local_steps`` of its task (AsyncFedED's
+        adaptive K) override ``epochs`` and ``steps``."""
+        if local_steps is not None:
+            return local_steps
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * -(-size // min(self.batch_size, size))
+
+    def lengths(self, size: int, local_steps: int | None) -> list[int]:
+        """Return the length of each mini-batch. The last one of an epoch has what is left."""
+        batch_size = min(self.batch_size, size)
+        per_epoch = -(-size // batch_size)
+        return [
+            min(batch_size, size - step % per_epoch * batch_size) for step in range(self.steps_of(size, local_steps))
+        ]
 
 
 def _named(name: str | None) -> str | None:
-    if name is not None and name != "given" and ":" not in name:
+    if name is not None and not is_function(name):
         raise ValueError(f'expected "module:function", got {name!r}')
     return name
 
@@ -114,24 +136,11 @@ Named = Annotated[str | None, AfterValidator(_named)]
 
 
 class Unlabelled(Section):
-    """Unlabelled data for FedEcho, from one source. At most ``samples`` of it are used.
-
-    ``share``: a part of the test set, which is then not used for testing. ``data``: the test images of another data
-    set, a function "module:function" of the folder ``dir`` (by default the data's own folder). ``path``: an .npz, .npy
-    or .pt file. Images are resized to this task's size and standardised.
-    """
+    """Unlabelled data for FedEcho: what the data has as ``unlabelled``, or ``share``, a part of the test set, which is
+    then not used for testing. At most ``samples`` are used."""
 
     share: Share = 0.0
-    data: Named = None
-    dir: str | None = None
-    path: str | None = None
     samples: PositiveInt = 2000
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Unlabelled:
-        if (self.share > 0) + (self.data is not None) + (self.path is not None) > 1:
-            raise ValueError("give one of share, data and path")
-        return self
 
 
 class Distill(Section):
@@ -196,9 +205,9 @@ class Participation(Section):
     """rule "concurrency" with M_c = ``concurrency`` clients training at once, "all", or "round".
 
     "round" is for synchronous algorithms: a round has algorithm.clients_per_round clients. ``sampling`` says which idle
-    client is next: "uniform", "weight" (in proportion to its samples), "availability" (evenly among those that a trace
-    in the CSV ``file`` has available then; it begins again after ``period``), or a function "module:function" of (idle
-    clients, virtual time, generator). "given" stands for one passed to run().
+    client is next: "uniform", "availability" (evenly among those that a trace in the CSV ``file`` has available then,
+    which begins again after ``period``), or a function "module:function" of (idle clients, virtual time, generator).
+    "given" stands for one passed to run().
     """
 
     rule: Literal["concurrency", "all", "round"] = "all"
@@ -209,8 +218,8 @@ class Participation(Section):
 
     @model_validator(mode="after")
     def _known_sampling(self) -> Participation:
-        if self.sampling not in ("uniform", "weight", "availability", "given") and ":" not in self.sampling:
-            known = "'uniform', 'weight', 'availability' or 'module:function'"
+        if self.sampling not in ("uniform", "availability") and not is_function(self.sampling):
+            known = "'uniform', 'availability' or 'module:function'"
             raise ValueError(f"sampling should be {known}, got {self.sampling!r}")
         if self.rule == "all" and self.sampling not in ("uniform", "availability"):
             raise ValueError('with rule "all" every client trains all the time: there is nothing to sample')
@@ -228,151 +237,27 @@ class Participation(Section):
 class Run(Section):
     """The run stops at the first of ``versions`` (server updates), ``uploads`` (client updates) and ``time`` (virtual).
 
-    It evaluates every ``evaluate_every`` versions, at the start and at the end, and with ``evaluate_time`` the first
-    version after each multiple of this virtual time. ``target``: a test accuracy; when it is first reached is reported.
+    It evaluates every ``evaluate_every`` versions, at the start and at the end. ``target``: a test accuracy; when it is
+    first reached is reported.
     ``client_test``: the share of each client's samples that it does not train on, but is tested on by itself.
     ``torch_threads`` train and evaluate. ``device`` ("cpu", "cuda", "cuda:1") has data, training and server.
     ``checkpoint_every``: wall-clock seconds; 0: after every client update. ``fused``: clients train without torch if
-    the model allows it, with the same results up to rounding. ``autocast`` trains in bf16, ``channels_last`` uses the
-    layout of images that convolutions on a GPU prefer.
+    the model allows it, with the same results up to rounding.
     """
 
     versions: PositiveInt | None = None
     uploads: PositiveInt | None = None
     time: PositiveFloat | None = None
     evaluate_every: PositiveInt = 10
-    evaluate_time: PositiveFloat | None = None
     client_test: Share = 0.0
     target: float = Field(0.9, gt=0, le=1)
     torch_threads: PositiveInt = 1
     device: str = "cpu"
     checkpoint_every: float = Field(60.0, ge=0)
     fused: bool = True
-    autocast: bool = False
-    channels_last: bool = False
 
     @model_validator(mode="after")
     def _some_end(self) -> Run:
         if self.versions is None and self.uploads is None and self.time is None:
             raise ValueError("give at least one of versions, uploads, time")
         return self
-
-
-class TimedDelay(Section):
-    """Settings of every delay in virtual time.
-
-    ``steps``: the number of local steps that the times are for; a dispatch of K steps takes K / steps as long.
-    ``speed``, ``up``: bytes a unit of time, down and up, without which the way takes no time; ``jitter``: the deviation
-    of a factor of it (mean 1). ``suspension``: the probability that a client hangs before it trains, up to the longest
-    training so far. ``counting`` "authors": the model goes out when a buffer is full, not after each answer (FADAS).
-    """
-
-    steps: PositiveInt | None = None
-    counting: Literal["arrival", "authors"] = "arrival"
-    speed: PositiveFloat | None = None
-    up: PositiveFloat | None = None
-    jitter: float = Field(0.1, ge=0)
-    suspension: Share = 0.0
-
-
-class ThreeClassDelay(TimedDelay):
-    """FADAS Table 1, ``table`` "large" or "mild": uniform in the range of the client's class, small, medium or large. A
-    client draws its class from a Dirichlet([3g, 2g, g]) draw, g = ``gamma``, or ``counts`` are those of the classes."""
-
-    name: Literal["three-class"]
-    table: Literal["large", "mild"] = "large"
-    gamma: PositiveFloat = 1.0
-    counts: list[Annotated[int, Field(ge=0)]] | None = None
-
-    @model_validator(mode="after")
-    def _three_counts(self) -> ThreeClassDelay:
-        if self.counts is not None and len(self.counts) != 3:
-            raise ValueError(f"counts are of small, medium and large clients, three numbers, got {self.counts}")
-        return self
-
-
-class SizeTiedDelay(TimedDelay):
-    """FedEcho Table 1: clients with many samples are slow, a tenth very slow; ``gamma`` above 0 loosens this rule."""
-
-    name: Literal["size-tied"]
-    table: Literal["large", "mild"] = "large"
-    gamma: float = Field(0.0, ge=0)
-
-
-class ExponentialDelay(TimedDelay):
-    """``spread``: deviation of the logarithm of the clients' means. ``mean``: the mean of the clients' means."""
-
-    name: Literal["exponential"]
-    mean: PositiveFloat = 5.0
-    spread: float = Field(0.0, ge=0)
-
-    def draw(self, rng: np.random.Generator, mean: float) -> float:
-        """Return a time of this law with a client's ``mean``."""
-        return rng.exponential(mean)
-
-
-class LognormalDelay(ExponentialDelay):
-    """``sigma``: deviation of the logarithm of a dispatch's time."""
-
-    name: Literal["lognormal"]  # type: ignore[assignment]
-    sigma: PositiveFloat = 1.0
-
-    def draw(self, rng: np.random.Generator, mean: float) -> float:
-        return mean * math.exp(self.sigma * rng.standard_normal() - 0.5 * self.sigma**2)
-
-
-class ParetoDelay(ExponentialDelay):
-    """``shape``: the tail's exponent, above 1: P(time > t) falls as t**-shape from mean * (shape - 1) / shape on."""
-
-    name: Literal["pareto"]  # type: ignore[assignment]
-    shape: float = Field(2.5, gt=1)
-
-    def draw(self, rng: np.random.Generator, mean: float) -> float:
-        return mean * (self.shape - 1) / self.shape * (1.0 + rng.pareto(self.shape))
-
-
-class OwnDelay(TimedDelay):
-    """Your own law, a function of (client, number, steps, generator, ``keywords``) that returns a time in ``unit``, and
-    perhaps of ``view``, what is known of the client.
-
-    In a recipe: name = "module:function", and other keys are ``keywords``, too. "given" stands for one passed to run().
-    """
-
-    name: Literal["function", "given"]
-    call: str = ""
-    unit: str = "time unit"
-    keywords: Plain = Field(default={})
-
-
-class MeasuredDelay(TimedDelay):
-    """What tasks of a real federation took, drawn from a CSV ``file``."""
-
-    name: Literal["measured"]
-    file: str
-
-
-class VersionDelay(Section):
-    """Updates trained on x_{t-tau}: tau uniform in 0..tau_max, or exponential of ``mean``."""
-
-    name: Literal["version"]
-    tau_max: int | None = Field(None, ge=0)
-    mean: PositiveFloat | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> VersionDelay:
-        if (self.tau_max is None) == (self.mean is None):
-            raise ValueError("give tau_max or mean, one of the two")
-        return self
-
-
-AnyDelay = Annotated[
-    ThreeClassDelay
-    | SizeTiedDelay
-    | ExponentialDelay
-    | LognormalDelay
-    | ParetoDelay
-    | MeasuredDelay
-    | OwnDelay
-    | VersionDelay,
-    Field(discriminator="name"),
-]

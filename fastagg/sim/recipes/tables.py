@@ -137,10 +137,10 @@ def load(name_or_path: str, changes: Plain | None = None) -> Table:
             values = merge(merge(merge(file.base, row), shared), own.get("at", {}).get(setting, {}))
             label = f"{method}, {setting}" if setting else method
             values |= {"name": slug(name, method, setting), "label": label, "about": f"{file.title}."}
-            found = config.from_dict(config.changed(values, changes or {}), f"{name}, {label}")
-            found = config.placed(found, path)
+            recipe = config.from_dict(config.changed(values, changes or {}), f"{name}, {label}")
+            recipe = config.placed(recipe, path)
             paper = file.paper.at(method, setting)
-            cells.append(Cell(found, _choice(setting), method=method, paper=paper, setting=setting))
+            cells.append(Cell(recipe, _choice(setting), method=method, paper=paper, setting=setting))
     sides = {(cell.method, cell.setting) for cell in cells}
     for claim in file.claims:
         for side in (claim.better, claim.worse):

@@ -13,29 +13,29 @@ from torch import Tensor, nn
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.distill import Distillation
-from fastagg.distill.unlabelled import load as load_unlabelled
 from fastagg.errors import ConfigError, DataError
 from fastagg.ops import alpha_bounds
 from fastagg.sim import functions, models
-from fastagg.sim.clients.client import LocalTrainer, LocalWork
+from fastagg.sim.clients.client import LocalTrainer
 from fastagg.sim.clients.fused import FusedTrainer
 from fastagg.sim.clients.own import Own, OwnTrainer, chosen
 from fastagg.sim.clients.translate import Untranslated
-from fastagg.sim.clock import by_version, delays, sampling
+from fastagg.sim.clock import by_version, sampling
+from fastagg.sim.clock.delays import Population, TimedDelay, Times
 from fastagg.sim.clock.schedule import RoundSchedule, Sent, TimedSchedule
 from fastagg.sim.clock.view import History
-from fastagg.sim.data import digits, own, synthetic
+from fastagg.sim.data import digits, own
 from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.sections import DataSection, Function, PassedData
+from fastagg.sim.data.files import beside_data
+from fastagg.sim.data.sections import Digits
 from fastagg.sim.recipes import sections as c
-from fastagg.sim.recipes.config import Config
+from fastagg.sim.recipes.config import VIEWED, Config
 from fastagg.sim.seeds import generator, seeded
 
 if TYPE_CHECKING:
     from fastagg.server.dispatch import Dispatch
     from fastagg.server.server import Server
 
-LOADERS: dict[str, Callable[..., FederatedData]] = {"digits": digits.load, "synthetic": synthetic.load}
 Schedule = TimedSchedule | RoundSchedule | by_version.VersionSchedule
 
 
@@ -51,34 +51,26 @@ def build_device(name: str) -> torch.device:
         raise ConfigError(f"run.device {name!r} cannot be used{near or reason}") from None
 
 
-def data_of(config: Config) -> FederatedData:
-    """Return the data of a run: what a program passes, or what is loaded."""
-    if isinstance(config.data, PassedData):
+def build_data(config: Config) -> FederatedData:
+    """Return the data of a run: what a program passes, or what is loaded. DataError if it cannot be."""
+    data, seed = config.data, config.seed
+    if isinstance(data, Digits):
+        return digits.load(seed=seed, **data.model_dump(exclude={"name"}))
+    if data.name == "given" and "data" in config.held:
         federation: FederatedData = config.passed("data")
         return federation
-    function = config.passed("data.name") if getattr(config.data, "call", "") == "given" else None
-    return build_data(config.data, config.seed, function)
+    folder = {} if data.dir is None else {"dir": data.dir}
+    return own.load(config.function("data.name"), data.name, data.clients, seed, {**data.keywords, **folder})
 
 
-def build_data(data: DataSection, seed: int, function: Callable[..., object] | None = None) -> FederatedData:
-    """Load the data set, by a program's ``function`` if there is one. DataError if it cannot be."""
-    if isinstance(data, Function):
-        return own.load(data, seed, function)
-    return LOADERS[data.name](seed=seed, **data.model_dump(exclude={"name"}))
-
-
-def model_function(config: Config) -> Callable[..., object]:
-    """Return the user's own function that makes the network."""
-    given = config.model.name == "given"
-    return config.passed("model.name") if given else functions.find(config.model.call, "model.name")
-
-
-def build_model(model: c.Model, data: FederatedData, seed: int) -> nn.Module:
-    if model.name == "function":
-        return own_model(functions.find(model.call, "model.name"), "model.name", data, seed, model.keywords)
+def build_model(config: Config, data: FederatedData) -> nn.Module:
+    """Return the network, in evaluation, on the CPU. ConfigError if it cannot read the data."""
+    model = config.model
+    if isinstance(model, c.ModelFunction):
+        return own_model(config.function("model.name"), "model.name", data, config.seed, model.keywords)
     if data.text is not None:
         raise ConfigError(f"model {model.name!r} cannot read text, expected a function of your own")
-    return models.build(model.name, data.shape, data.classes, model.widths, seed, model.norm)
+    return models.build(model.name, data.shape, data.classes, model.widths, config.seed, model.norm)
 
 
 def own_model(function: Callable[..., object], key: str, data: FederatedData, seed: int, keywords: Plain) -> nn.Module:
@@ -99,33 +91,19 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{key}: the network cannot read inputs of shape {data.shape}: {reason}") from error
     expected = (2, data.classes) if data.test.y.is_floating_point() else (*data.test.y[:2].shape, data.classes)
-    found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if found != expected:
-        raise ConfigError(f"{key}: the network returns {found} for two inputs, expected {expected}")
+    returned = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if returned != expected:
+        raise ConfigError(f"{key}: the network returns {returned} for two inputs, expected {expected}")
     if not any(p.requires_grad for p in module.parameters()):
         raise ConfigError(f"{key}: the network has no parameter that trains")
     return module
-
-
-def build_module(config: Config, data: FederatedData, device: torch.device) -> nn.Module:
-    if config.model.name == "given":
-        module = own_model(config.passed("model.name"), "model", data, config.seed, config.model.keywords)
-    else:
-        module = build_model(config.model, data, config.seed)
-    if config.run.channels_last:
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module.to(device)
-
-
-def build_work(config: Config) -> LocalWork:
-    return LocalWork(**config.client.model_dump(), autocast=config.run.autocast)
 
 
 def build_trainer(
     config: Config, module: nn.Module, data: FederatedData, own: Own
 ) -> tuple[LocalTrainer | FusedTrainer, str | None]:
     """Return what trains the clients, and why that is torch; None if it is not."""
-    work = build_work(config)
+    work = config.client
     if data.test.y.is_floating_point() and own.loss is None:
         raise ConfigError("the labels are fp32 numbers: own.loss must name their loss, of outputs and labels")
     if own.train is not None:
@@ -146,14 +124,6 @@ def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData
     A ``share`` of the test set is removed from it for every method, so that all are tested on the same samples.
     """
     unlabelled, seed = config.unlabelled, config.seed
-    if unlabelled.path is not None or unlabelled.data is not None:
-        source: object = unlabelled.path and Path(unlabelled.path).expanduser()
-        if unlabelled.data is not None:
-            folder = unlabelled.dir or getattr(config.data, "dir", None)
-            source = own.load(Function(name="function", call=unlabelled.data, dir=folder, clients=1), seed).test.x
-        images = load_unlabelled(source, unlabelled.samples, data.shape, seed)
-        assert isinstance(images, Tensor)
-        return data, (images - images.mean()) / images.std().clamp_min(1e-6)
     if not unlabelled.share:
         return data, None if data.unlabelled is None else data.unlabelled[: unlabelled.samples]
     order = torch.from_numpy(generator(seed, "unlabelled").permutation(len(data.test)))
@@ -172,7 +142,7 @@ def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | N
     if unlabelled is None:
         raise ConfigError(
             f"algorithm {config.algorithm.name} needs data without labels: set unlabelled.share, the part of the test "
-            "set to use, or unlabelled.path, an .npz, .npy or .pt file"
+            "set to use, or take data with FederatedData(unlabelled=...)"
         )
     distill = config.distill
     return Distillation(
@@ -185,11 +155,10 @@ def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | N
 def find_preset(config: Config) -> Callable[..., Server]:
     """Return a preset by its name, or a function "module:function" that makes a server as presets do. ConfigError."""
     name, known = config.algorithm.name, registry.presets()
-    if name == "given":
-        preset: Callable[..., Server] = config.passed("algorithm.name")
-        return preset if isinstance(preset, Hashable) else preset.__call__  # a dataclass may not be
-    if ":" in name:
-        return functions.find(name, "algorithm.name")  # type: ignore[return-value]  # checked when it is called
+    if functions.is_function(name):
+        preset = config.function("algorithm.name")
+        make: Callable[..., Server] = preset if isinstance(preset, Hashable) else preset.__call__  # type: ignore[assignment]
+        return make  # a dataclass may not be hashable
     if name not in known:
         names = ", ".join(sorted(known))
         raise ConfigError(f"algorithm.name: {name!r} is unknown (known: {names}){_checks.meant(name, known)}")
@@ -207,15 +176,15 @@ def algorithm_name(config: Config) -> str:
 
 def build_server(config: Config, module: nn.Module, clients: int, distill: Distillation | None = None) -> Server:
     """Call the preset. ConfigError if it or one of its keywords is unknown; the message lists the known ones."""
-    name, preset, given = algorithm_name(config), find_preset(config), config.algorithm.keywords
+    name, preset, settings = algorithm_name(config), find_preset(config), config.algorithm.keywords
     accepted, required, _, positional, _ = _keywords.of(preset)
-    if wrong := [key for key in given if key not in accepted]:
+    if wrong := [key for key in settings if key not in accepted]:
         holders = [other for other, make in registry.presets().items() if wrong[0] in _keywords.of(make).settings]
         near = f"; it is one of {', '.join(holders)}" if holders else _checks.meant(wrong[0], accepted)
         known = f"(known: {', '.join(sorted(accepted))}){near}"
         raise ConfigError(f"algorithm.{wrong[0]}: {name} has no such keyword {known}")
     run = {"num_clients": clients, "seed": config.seed}  # which a function of the user's own need not take
-    keywords: Plain = {**{key: run[key] for key in run if key in accepted or key in positional}, **given}
+    keywords: Plain = {**{key: run[key] for key in run if key in accepted or key in positional}, **settings}
     if distill is not None:
         keywords["distill"] = distill
     if missing := sorted(required - set(keywords)):
@@ -249,22 +218,19 @@ def check_clients(config: Config, server: Server, own: Own) -> None:
         raise ConfigError(f"algorithm {name} takes gradients on the model that was sent: client.steps must be 1")
 
 
-def build_schedule(
-    config: Config, server: Server, sizes: Sequence[int], sent: Sent, own: Own, history: History
-) -> Schedule:
+def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: Sent, history: History) -> Schedule:
     """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job. ``history``:
     what functions of the user's own may know."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
     format = None if config.encoding.download == "none" else config.encoding.download
-    if isinstance(delay, c.VersionDelay):
-        taus = by_version.UniformVersions(seed, delay.tau_max or 0)
-        drawn = taus if delay.mean is None else by_version.ExponentialVersions(seed, delay.mean)
-        return by_version.VersionSchedule(server, drawn, clients, seed, format)
-    law, work = build_delays(config, sizes, own, history), build_work(config)
-    rule = build_sampling(config, sizes, own, history)
+    if not isinstance(delay, TimedDelay):
+        return by_version.VersionSchedule(server, delay, clients, seed, format)
+    folder = getattr(config.data, "dir", None)
+    law = Times(delay, Population(sizes, seed, folder, config.function("delay.name"), history))
+    rule = build_sampling(config, clients, history)
 
     def steps(client: int, task: Dispatch) -> int:
-        return work.steps_of(sizes[client], task.local_steps)
+        return config.client.steps_of(sizes[client], task.local_steps)
 
     if config.participation.rule == "round":
         per_round = config.algorithm.keywords["clients_per_round"]
@@ -280,6 +246,8 @@ def check(config: Config) -> None:
     if (folder := getattr(config.data, "dir", None)) is not None and not Path(folder).expanduser().is_dir():
         raise DataError(f"data.dir: the data folder {folder} does not exist")
     own = chosen(config)
+    for key in VIEWED:
+        config.function(key)
     find_preset(config)
     if config.algorithm.name not in registry.presets():  # a function of the user's own may need the run's model
         return
@@ -288,51 +256,19 @@ def check(config: Config) -> None:
     server = build_server(config, module, clients, distill)
     check_clients(config, server, own)
     sizes = [1] * clients
-    build_schedule(config, server, sizes, lambda job: (0, 0), own, History(server, sizes))
+    build_schedule(config, server, sizes, lambda job: (0, 0), History(server, sizes))
     lost_clients(config)
 
 
-def build_sampling(config: Config, sizes: Sequence[int], own: Own, history: History) -> sampling.Uniform:
-    """Return who chooses the next client. ``sizes``: the number of samples of each."""
+def build_sampling(config: Config, clients: int, history: History) -> sampling.Uniform:
+    """Return who chooses the next client."""
     how, seed = config.participation, config.seed
-    if own.sampling is not None:
-        return sampling.Chosen(seed, own.sampling, history)
-    if how.sampling == "weight":
-        return sampling.BySamples(seed, sizes)
+    if (function := config.function("participation.sampling")) is not None:
+        return sampling.Chosen(seed, function, history)
     if how.file is not None:
-        traces = sampling.read_traces(file_of(how.file, config), len(sizes), seed, how.period)
-        return sampling.Available(seed, traces, how.period)
+        path = beside_data(how.file, getattr(config.data, "dir", None))
+        return sampling.Available(seed, sampling.read_traces(path, clients, seed, how.period), how.period)
     return sampling.Uniform(seed)
-
-
-def build_delays(config: Config, sizes: Sequence[int], own: Own, history: History) -> delays.DelayModel:
-    """Return the delay model. ``sizes``: the number of samples of each client."""
-    delay, seed, clients = config.delay, config.seed, len(sizes)
-    assert isinstance(delay, c.TimedDelay)
-    match delay:
-        case c.ThreeClassDelay():
-            found: delays.DelayModel = delays.ThreeClass(clients, seed, delay.table, delay.gamma, delay.counts)
-        case c.SizeTiedDelay():
-            found = delays.SizeTied(sizes, seed, delay.table, delay.gamma)
-        case c.MeasuredDelay():
-            found = delays.Measured(delays.read_times(file_of(delay.file, config)), clients, seed)
-        case c.OwnDelay():
-            assert own.delay is not None
-            found = delays.Own(seed, own.delay, delay.unit, history)
-        case _:
-            found = delays.Drawn(seed, delay, clients)
-    if not (delay.steps or delay.suspension or delay.speed or delay.up):
-        return found
-    return delays.Around(
-        found, seed, reference=delay.steps, share=delay.suspension, speeds=(delay.speed, delay.up), jitter=delay.jitter
-    )
-
-
-def file_of(name: str, config: Config) -> Path:
-    """Return a file of delays or times: the path ``name``, or a file in the data's folder."""
-    path, folder = Path(name).expanduser(), getattr(config.data, "dir", None)
-    inside = path if folder is None else Path(folder).expanduser() / name
-    return inside if inside.is_file() and not path.is_file() else path
 
 
 def lost_clients(config: Config) -> frozenset[int]:

@@ -4,7 +4,7 @@ They are part of a run's identity. Data counts as what is loaded, so other files
 function counts as its code, the values that it holds, and all that it reaches: functions, classes, modules and global
 values by the names in its code; of a module also the file, and files of the user's modules that it imports; and a file
 whose name stands in the code or in a value. What cannot be read, such as a lock, has no digest, and its run is taken
-for no other one.
+for no other one. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from importlib.machinery import ModuleSpec, PathFinder
 from itertools import accumulate
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fastagg import registry
-from fastagg.sim.clients.own import NAMES, chosen
-from fastagg.sim.data.federated import FederatedData
-from fastagg.sim.data.files import read_bytes
-from fastagg.sim.data.sections import Digits, Synthetic
-from fastagg.sim.runs import build
-from fastagg.sim.runs.result import NONE
-from fastagg.sim.recipes.config import Config
+from fastagg.sim.data.files import beside_data, read_bytes
+from fastagg.sim.data.sections import DataFunction
+from fastagg.sim.recipes.config import ARGUMENTS, Config
+from fastagg.sim.recipes.sections import ModelFunction
+
+if TYPE_CHECKING:
+    from fastagg.sim.data.federated import FederatedData
 
 SCRIPT = ("__main__", "__mp_main__")  # the module of a script, also in a process that it started
-OF_DATA = ("data", "unlabelled", "model")  # what is known only where the data is
+NONE = "none: "  # what a digest begins with that is none, before the object and the reason
+OF_DATA = ("data", "model")  # what is known only where the data is
 
 # Whose code is not the user's own: Python's, this package's, and that of installed packages, by their folders' names.
 _OTHERS = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2])
@@ -67,28 +66,27 @@ def digests(
     ``load`` returns the data, and is called only if data is an input. None: the data is not there, nor what is OF_DATA.
     ``known``: those that are OF_DATA by what they are of, of earlier calls. Nothing has changed since.
     """
-    own, algorithm = chosen(config), config.algorithm
-    things: dict[str, object] = {f"own.{name}": getattr(own, name) for name in NAMES}
-    is_preset = ":" not in algorithm.name and algorithm.name != "given"
-    things["algorithm.name"] = None if is_preset else build.find_preset(config)
+    algorithm = config.algorithm
+    things: dict[str, object] = {key: config.function(key) for key in ARGUMENTS}
+    things["algorithm.name"] = config.function("algorithm.name")
     things |= {f"algorithm.{key}": part for key, value in algorithm.keywords.items() if (part := _part(key, value))}
     for key, section in (("delay", config.delay), ("participation", config.participation)):
-        path = build.file_of(getattr(section, "file", None) or "", config)
+        path = beside_data(getattr(section, "file", None) or "", getattr(config.data, "dir", None))
         things[f"{key}.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
     objects = (id(config.held.get(key)) for key in ("data", "data.name", "model.name"))
-    same = config.model_dump_json(include={"data", "model", "unlabelled", "seed"}), *objects
+    same = config.model_dump_json(include={"data", "model", "seed"}), *objects
     if load is not None and same not in (known or {}):
-        if not isinstance(config.data, Digits | Synthetic):
+        if isinstance(config.data, DataFunction):
             things["data"] = load()
-        if config.unlabelled.path is not None or config.unlabelled.data is not None:
-            things["unlabelled"] = build.split_unlabelled(config, load())[1]
-        if config.model.name in ("function", "given"):
-            module = build.build_module(config, load(), torch.device("cpu"))
-            things["model"] = build.model_function(config), config.model.keywords, module.state_dict(), repr(module)
-    found = {key: _digest(thing, key) for key, thing in things.items() if thing is not None}
+        if isinstance(config.model, ModelFunction):
+            from fastagg.sim.runs.build import build_model
+
+            module, function = build_model(config, load()), config.function("model.name")
+            things["model"] = function, config.model.keywords, module.state_dict(), repr(module)
+    inputs = {key: _digest(thing, key) for key, thing in things.items() if thing is not None}
     if known is not None and load is not None:
-        found |= known.setdefault(same, {key: found[key] for key in OF_DATA if key in found})
-    return found
+        inputs |= known.setdefault(same, {key: inputs[key] for key in OF_DATA if key in inputs})
+    return inputs
 
 
 def _part(kind: str, settings: object) -> type | None:
@@ -200,7 +198,7 @@ class _Reader:
         elif isinstance(thing, str | PurePath):
             yield "", str(thing).encode(errors="surrogatepass")
             yield from self._named_file(str(thing), Path())
-        elif isinstance(thing, Tensor):
+        elif (torch := sys.modules.get("torch")) is not None and isinstance(thing, torch.Tensor):
             dense = thing.detach().cpu().to_dense().contiguous()
             yield "", f"{dense.dtype} {tuple(dense.shape)} {thing.requires_grad}".encode()
             yield "", dense.reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -315,28 +313,28 @@ class _Reader:
 
     def _module(self, name: str) -> bytes:
         """Return a digest of the user's module and of those that it imports; of others their name."""
-        found: dict[str, bytes] = {}
+        files: dict[str, bytes] = {}
         if name not in self._modules:
-            self._read(name, found)
-            raw = b"".join(b"%d %d %b%b" % (len(n), len(found[n]), n.encode(), found[n]) for n in sorted(found))
+            self._read(name, files)
+            raw = b"".join(b"%d %d %b%b" % (len(n), len(files[n]), n.encode(), files[n]) for n in sorted(files))
             self._modules[name] = blake2b(name.encode() + raw, digest_size=16).digest()
         return self._modules[name]
 
-    def _read(self, name: str, found: dict[str, bytes]) -> None:
-        path = None if name in found else _file(name)
+    def _read(self, name: str, files: dict[str, bytes]) -> None:
+        path = None if name in files else _file(name)
         if path is None or _is_installed(path) or path.suffix != ".py":
             return
-        found[name] = path.read_bytes()
+        files[name] = path.read_bytes()
         spec = _spec(name)
         package = name if spec is not None and spec.submodule_search_locations else name.rpartition(".")[0]
-        for node in ast.walk(ast.parse(found[name])):
+        for node in ast.walk(ast.parse(files[name])):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 above = ".".join(package.split(".")[: 1 - node.level or None]) if node.level else ""
                 base = ".".join(filter(None, (above, node.module)))
-                names = [base, *(f"{base}.{one}" for one in names)]
+                names = [base, *(f"{base}.{part_name}" for part_name in names)]
             for part in _with_packages(names):
-                self._read(part, found)
+                self._read(part, files)
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 for file, raw in self._named_file(node.value, path.parent):
-                    found[f"{name} {file}"] = raw
+                    files[f"{name} {file}"] = raw

@@ -73,10 +73,10 @@ def read_json(path: Path, keys: Collection[str] = (), what: str = "a JSON object
     """Read a file of ``what``, which has at least these keys; None if there is no such file. DataError if it is
     damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or not found.keys() >= set(keys):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not content.keys() >= set(keys):
             raise ValueError(f"it is not {what}")
-        return found
+        return content
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

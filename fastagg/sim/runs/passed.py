@@ -6,26 +6,25 @@ The config has "given" there, and holds the object. So what is checked, copied a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim import recipes
-from fastagg.sim.clients.own import KEYS, NAMES, Own
-from fastagg.sim.data.own import check as check_data
-from fastagg.sim.recipes.config import Config, changed, from_dict
+from fastagg.sim.recipes.config import ARGUMENTS, Config, changed, from_dict
 
-Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
+if TYPE_CHECKING:
+    from torch import nn
+
+    Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
 
 # A section that is only a name or a function, by the key that stands for it.
 _ALONE = {
     "algorithm": "algorithm.name", "delay": "delay.name", "sampling": "participation.sampling", "model": "model.name",
     "data": "data.name",
 }  # fmt: skip
-_GIVEN = {"data": {"name": "function", "call": "given"}}  # of other sections: {"name": "given"}
-_PLACES = {*_ALONE.values(), *(f"own.{name}" for name in NAMES if name not in KEYS)}
+_PLACES = {*_ALONE.values(), *ARGUMENTS}
 
 
 def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
@@ -37,36 +36,37 @@ def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
     plain: Plain = {}
     held: Plain = {}
     for key, value in values.items():
+        place = _ALONE.get(key, key)
         if isinstance(value, Mapping):
-            found = {f"{key}.{part}": one for part, one in value.items() if callable(one)}
-            found = {place: one for place, one in found.items() if place in _PLACES}
-            plain[key] = {part: "given" if f"{key}.{part}" in found else one for part, one in value.items()}
-            plain[key] |= _GIVEN.get(key, {}) if found else {}
-            held |= found
-        elif key == "data" and not callable(value):
-            held[key] = check_data(value, key)
-            plain[key] = {"name": "given", "clients": len(held[key].clients)}
+            functions = {f"{key}.{part}": entry for part, entry in value.items() if callable(entry)}
+            functions = {there: function for there, function in functions.items() if there in _PLACES}
+            plain[key] = {part: "given" if f"{key}.{part}" in functions else entry for part, entry in value.items()}
+            held |= functions
         elif key == "own":
+            from fastagg.sim.clients.own import Own
+
             if not isinstance(value, Own):
                 raise ConfigError(f"own: expected fastagg.sim.clients.own.Own(...), got a {type(value).__name__}")
-            functions = {KEYS.get(name, f"own.{name}"): getattr(value, name) for name in NAMES}
-            found = {place: function for place, function in functions.items() if function is not None}
-            held, plain = held | found, plain | dict.fromkeys(found, "given")
-        elif key == "model" and (isinstance(value, nn.Module) or not callable(value)):
+            functions = {f"own.{name}": function for name, function in vars(value).items() if function is not None}
+            held, plain = held | functions, plain | dict.fromkeys(functions, "given")
+        elif key == "model" and (hasattr(value, "parameters") or not callable(value)):
             wanted = "a function of (shape, classes) that returns the network, such as lambda shape, classes: Net()"
             raise ConfigError(f"model: expected {wanted}, got a {type(value).__name__}")
-        elif callable(value) and (place := _ALONE.get(key, key)) in _PLACES:
+        elif callable(value) and place in _PLACES:
             held[place] = value
-            given = _GIVEN.get(key, {"name": "given"})
-            plain |= {key: given} if key in _ALONE and key != "sampling" else {place: "given"}
-        elif key == "sampling" or (key == "algorithm" and isinstance(value, str)):
-            plain |= {_ALONE[key]: value} if key == "sampling" else {key: {"name": value}}
+            plain |= {place: "given"} if key in ("sampling", place) else {key: {"name": "given"}}
+        elif key == "data":
+            from fastagg.sim.data.own import check
+
+            held[key] = check(value, key)
+            plain[key] = {"name": "given", "clients": len(held[key].clients)}
         else:
-            plain[key] = value
+            named = key == "algorithm" and isinstance(value, str)
+            plain |= {place: value} if key == "sampling" else {key: {"name": value} if named else value}
     return plain, held
 
 
-def configured(given: Config | str | Plain, changes: Plain | None = None, more: Plain | None = None) -> Config:
+def configured(recipe: Config | str | Plain, changes: Plain | None = None, more: Plain | None = None) -> Config:
     """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys, and then
     ``more``, of which None says nothing. All may have objects in place of names.
 
@@ -74,18 +74,17 @@ def configured(given: Config | str | Plain, changes: Plain | None = None, more: 
     """
     if changes is not None and not isinstance(changes, Mapping):
         raise ConfigError(_checks.wrong("changes", "a dict such as {'client.lr': 0.1}", changes))
-    own: Plain = {}
-    set_here = {key: value for key, value in (more or {}).items() if value is not None}
-    change, held = taken({**(changes or {}), **set_here})
-    if isinstance(given, str):
-        return recipes.load(given, change).holding(held)
-    if isinstance(given, Config):
+    passed = {key: value for key, value in (more or {}).items() if value is not None}
+    change, held = taken({**(changes or {}), **passed})
+    if isinstance(recipe, str):
+        return recipes.load(recipe, change).holding(held)
+    if isinstance(recipe, Config):
         if not change:
-            return given
-        values, own = given.model_dump(), given.held
-    elif isinstance(given, Mapping):
-        values, own = taken(given)
+            return recipe
+        values, before = recipe.model_dump(), recipe.held
+    elif isinstance(recipe, Mapping):
+        values, before = taken(recipe)
         values = changed({}, dict(sorted(values.items(), key=lambda pair: "." in pair[0])))
     else:
-        raise ConfigError(_checks.wrong("config", "a recipe's name, a path, a dict or a Config", given))
-    return from_dict(changed(values, change), "the config").holding({**own, **held})
+        raise ConfigError(_checks.wrong("config", "a recipe's name, a path, a dict or a Config", recipe))
+    return from_dict(changed(values, change), "the config").holding({**before, **held})

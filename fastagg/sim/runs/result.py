@@ -5,7 +5,7 @@ have the state of the last checkpoint. summary.json is written last.
 
 The checkpoint is the server's own (``fastagg.load`` can read it) with one more key, "run", for the simulator's state.
 Random draws are keyed (seeds.py), so this has counters instead of generators, and does not grow with the length of a
-run, except for the rows of metrics.csv.
+run, except for the rows of metrics.csv. Importing this module imports no torch: results that are only read need none.
 """
 
 from __future__ import annotations
@@ -15,32 +15,34 @@ import json
 import logging
 import statistics
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
-
 from fastagg._types import Plain
 from fastagg.errors import CheckpointError, ConfigError, DataError
-from fastagg.model import Layout
-from fastagg.server import checkpoint
-from fastagg.sim.runs import output
-from fastagg.sim.runs.metrics import ClientRow, DelayRow, Row, summarise
-from fastagg.sim.runs.passed import configured
+from fastagg.sim.functions import beside
 from fastagg.sim.recipes.config import Config, differences, load, to_toml
+from fastagg.sim.runs import output
+from fastagg.sim.runs.inputs import NONE, OF_DATA, digests
+from fastagg.sim.runs.metrics import ClientRow, DelayRow, Row, summarise
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fastagg.sim.data.federated import FederatedData
     from fastagg.sim.runs.simulation import Simulation
 
 FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # and a picture
 INPUTS = "inputs.json"  # the digests of what the run reads beside its config
-NONE = "none: "  # what a digest begins with that is none, before the object and the reason
 COMPARISON = "a comparison"
 
 Resume = Literal["never", "go on", "again"]
 _log = logging.getLogger("fastagg")
+_told: set[str] = set()  # warnings of this process
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,13 @@ class Result:
         """Return the run with its numbers for another ``target``, tested every so many updates."""
         target = self.config.run.target if target is None else target
         numbers = summarise(self.rows, target, self.summary["stopped"], every) | {"target_updates": every}
-        return replace(self, config=configured(self.config, {"run.target": target}), summary=self.summary | numbers)
+        run = self.config.run.model_copy(update={"target": target})
+        config = self.config.model_copy(update={"run": run})
+        return replace(self, config=config, summary=self.summary | numbers)
 
     @property
     def updates_between_tests(self) -> int:
-        """The updates from one test to the next, beside those of the last versions and of ``run.evaluate_time``."""
+        """The updates from one test to the next, beside those of the last versions."""
         ends = [row.uploads for row in self.rows if row.version % self.config.run.evaluate_every == 0]
         gaps = [end - begin for begin, end in itertools.pairwise(ends) if end > begin]
         return max(1, int(statistics.median(gaps or [self.rows[-1].uploads])))
@@ -90,6 +94,9 @@ class Result:
             return self.weights
         if self.folder is None:
             raise DataError("the result has no model: it was neither run here nor read from a folder")
+        from fastagg.model import Layout
+        from fastagg.server import checkpoint
+
         state = checkpoint.read(self.folder / "checkpoint.pt")
         held = state["buffers"]
         return dict(Layout.from_spec(state["layout"]).copies(state["flat"], held["values"], held["counters"]))
@@ -112,6 +119,24 @@ def begun(folder: Path) -> str:
 
 def _written(folder: Path) -> list[Path]:
     return [*(folder / name for name in (*FILES, INPUTS)), *folder.glob("accuracy.*")]
+
+
+def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> Result | None:
+    """Return the run in ``out`` if it has ended and is of this config and its inputs; else None, whatever is there.
+
+    ``known``: as in :func:`fastagg.sim.runs.inputs.digests`."""
+
+    @cache
+    def load() -> FederatedData:
+        from fastagg.sim.runs.build import build_data
+
+        return build_data(config)
+
+    folder = Folder(out, config)
+    with beside(config.folder), suppress(Exception):
+        if folder.same_config("again", replace=False) and (ended := folder.ended(load, known)) is not None:
+            return None if folder.other_inputs() else ended
+    return None
 
 
 class Folder:
@@ -157,9 +182,18 @@ class Folder:
         without a digest is another one."""
         known = output.read_json(self.out / INPUTS) or {}
         keys = sorted((known.keys() | self.inputs.keys()).difference(self.unknown))
-        parts = [f"{key} changed" for key in keys if known.get(key) != self.inputs.get(key)]
-        lacking = [digest.removeprefix(NONE) for digest in self.inputs.values() if digest.startswith(NONE)]
-        return [*parts, *(f"no digest of {what}" for what in lacking)]
+        return [*(f"{key} changed" for key in keys if known.get(key) != self.inputs.get(key)), *self._lacking()]
+
+    def _lacking(self) -> list[str]:
+        """Return in words which of the ``inputs`` have no digest, and why."""
+        reasons = (digest.removeprefix(NONE) for digest in self.inputs.values() if digest.startswith(NONE))
+        return [f"no digest of {reason}" for reason in reasons]
+
+    def warn(self) -> None:
+        """Say at the first start, once in a process, that a run will never be taken for done, and because of what."""
+        for text in sorted({*self._lacking()} - _told):
+            _told.add(text)
+            _log.warning("%s: %s: the run is run again whenever it is started", self.out, text)
 
     def read(self) -> Result | None:
         """Return the run that ended here, with accuracies from its rows; None if there is none. DataError if a file is
@@ -172,11 +206,23 @@ class Folder:
         summary |= summarise(rows, self.config.run.target, summary["stopped"])
         return Result(self.config, rows, summary, summary["time_unit"], delays, clients, self.out)
 
+    def ended(self, load: Callable[[], FederatedData], known: dict[object, dict[str, str]]) -> Result | None:
+        """Return the run that ended here, also where its data is no more; None if none did. Find its ``inputs``."""
+        if (result := self.read()) is None or result.summary["interrupted"]:
+            return None
+        try:
+            self.inputs = digests(self.config, load, known)
+        except DataError:
+            self.inputs, self.unknown = digests(self.config, None), OF_DATA
+        return result
+
     def restore(self, simulation: Simulation) -> bool:
         """Let a new ``simulation`` continue from the checkpoint. Return False if there is none.
 
         CheckpointError if it is damaged or belongs to another config.
         """
+        from fastagg.server import checkpoint
+
         if not self.checkpoint.exists() or (state := checkpoint.read(self.checkpoint)).get("run") is None:
             return False  # a finished run leaves only its server
         try:
@@ -205,6 +251,8 @@ class Folder:
         return time.monotonic() - self._kept >= self.config.run.checkpoint_every
 
     def keep(self, simulation: Simulation) -> None:
+        from fastagg.server import checkpoint
+
         with output.writing(self.out):
             output.write_text(self.out / "metrics.csv", output.rows_csv(Row, simulation.rows))
         checkpoint.write(simulation.state_dict(), self.checkpoint)

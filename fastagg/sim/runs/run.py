@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from dataclasses import replace as replaced
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from fastagg import _checks
 from fastagg._types import Plain
-from fastagg.errors import DataError, NonFiniteUpdate, UpdateTooLarge
+from fastagg.errors import NonFiniteUpdate, UpdateTooLarge
 from fastagg.rules.directions import ActiveSet, AllClients
 from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.functions import beside
+from fastagg.sim.recipes.config import Config
 from fastagg.sim.runs import build, output
-from fastagg.sim.runs.inputs import OF_DATA, digests
+from fastagg.sim.runs.inputs import digests
 from fastagg.sim.runs.interrupt import on_ctrl_c
 from fastagg.sim.runs.metrics import LAST, ClientRow, DelayRow, Row, summarise
-from fastagg.sim.runs.passed import Factory, configured
+from fastagg.sim.runs.passed import configured
 from fastagg.sim.runs.result import Folder, Result, Resume
 from fastagg.sim.runs.simulation import Simulation
-from fastagg.sim.recipes.config import Config
 from fastagg.sim.show.progress import Progress
 from fastagg.trackers import AnyTrackers, Trackers
+
+if TYPE_CHECKING:
+    from fastagg.sim.runs.passed import Factory
 
 MOST_WORKERS = 1024
 
@@ -68,13 +72,15 @@ def run(
     _checks.whole("workers", workers, least=1, most=MOST_WORKERS)
     _checks.fits("resume", resume, Resume)
     config = configured(config, None, {"data": data, "model": model, "own": own})
-    folder, begun, load = None if out is None else Folder(out, config), False, cache(lambda: build.data_of(config))
+    folder, begun, load = None if out is None else Folder(out, config), False, cache(lambda: build.build_data(config))
     with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:
         if folder is not None:
             begun = folder.same_config(resume, replace)
-            ended = _ended(folder, load, {}) if begun else None
+            ended = folder.ended(load, {}) if begun else None
             if ended is None:
                 folder.inputs = digests(config, load)
+            if not begun:
+                folder.warn()
             begun = begun and folder.same_inputs(resume, replace)
             if begun and ended is not None:
                 return ended
@@ -92,28 +98,6 @@ def run(
             return result
         weights = {name: array.clone() for name, array in simulation.server.parameters().items()}
         return replaced(result, weights=weights)
-
-
-def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> Result | None:
-    """Return the run in ``out`` if it has ended and is of this config and its inputs; else None, whatever is there.
-
-    ``known``: as in :func:`fastagg.sim.runs.inputs.digests`."""
-    folder, load = Folder(out, config), cache(lambda: build.data_of(config))
-    with beside(config.folder), torch_settings(config.run.torch_threads), suppress(Exception):
-        if folder.same_config("again", replace=False) and (ended := _ended(folder, load, known)) is not None:
-            return None if folder.other_inputs() else ended
-    return None
-
-
-def _ended(folder: Folder, load: Callable[[], FederatedData], known: dict[object, dict[str, str]]) -> Result | None:
-    """Return the run that ended in a folder, also where its data is no more; None if none did. Find its inputs."""
-    if (ended := folder.read()) is None or ended.summary["interrupted"]:
-        return None
-    try:
-        folder.inputs = digests(folder.config, load, known)
-    except DataError:
-        folder.inputs, folder.unknown = digests(folder.config, None), OF_DATA
-    return ended
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from fastagg.sim.clients.own import OwnTrainer, Way, chosen
 from fastagg.sim.clock.schedule import Job
 from fastagg.sim.clock.view import History
 from fastagg.sim.data.federated import FederatedData
+from fastagg.sim.recipes.config import Config, differences, from_toml, to_toml
 from fastagg.sim.runs import build
 from fastagg.sim.runs.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
-from fastagg.sim.recipes.config import Config, differences, from_toml, to_toml
 from fastagg.timing import Stopwatch
 
 _log = logging.getLogger("fastagg")
@@ -54,12 +54,12 @@ class Simulation:
         self.stopwatch = Stopwatch(ACTIVITIES)
         with self.stopwatch.timing("setup"):
             device = build.build_device(config.run.device)
-            data = data or build.data_of(config)
+            data = data or build.build_data(config)
             data, unlabelled = build.split_unlabelled(config, data)
             data = data.held_out(config.run.client_test, config.seed)
             data = with_flipped_labels(data, config.attack, config.seed)
             self.data = data.to(device)
-            self.module = build.build_module(config, data, device)
+            self.module = build.build_model(config, data).to(device)
             distill = build.build_distillation(config, self.module, unlabelled)
             # The server copies the model it starts from, so the module is free for training.
             count = len(self.data.clients)
@@ -70,7 +70,7 @@ class Simulation:
             build.check_clients(config, self.server, self.own)
             caches, names = isinstance(self.server.direction, Differences), dict(self.module.named_parameters())
             self.differences = DifferenceSender(names) if caches else None
-            self._way = Way(self.module, self.server.layout, build.build_work(config), config.seed, self.own)
+            self._way = Way(self.module, self.server.layout, config.client, config.seed, self.own)
             trained = [name for name, parameter in names.items() if parameter.requires_grad]
             self._liars = Liars(config.attack, count, config.seed, trained)
             self._encoder = Encoder(config.encoding, self.server.layout, config.seed)
@@ -81,7 +81,7 @@ class Simulation:
             self._early = own_size and getattr(config.delay, "up", None) is not None
             self._made: dict[Key, Made] = {}  # updates that are not due yet, and their bytes
             self.history = History(self.server, sizes)
-            self.schedule = build.build_schedule(config, self.server, sizes, self._bytes, self.own, self.history)
+            self.schedule = build.build_schedule(config, self.server, sizes, self._bytes, self.history)
             self._lost = build.lost_clients(config)
             classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
@@ -213,16 +213,16 @@ class Simulation:
 
     def _by_client(self, model: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
         """Test every client on its own samples, if there are any, each with its personal model if it has one."""
-        found, own, states = [], self.own, getattr(self.trainer, "states", {})
+        accuracies, own, states = [], self.own, getattr(self.trainer, "states", {})
         for client, samples in enumerate(self.data.tests or ()):
             personal = own.personal if (state := states.get(client)) is not None else None
             if personal is not None:
                 with torch.no_grad():
                     personal(self.module, state)
-            found.append(rated(model, samples, None, own.loss, own.metric)[0])
+            accuracies.append(rated(model, samples, None, own.loss, own.metric)[0])
             if personal is not None:
                 self.module.load_state_dict(self.server.parameters())
-        return found
+        return accuracies
 
     def clients(self) -> list[ClientRow]:
         accuracies: Sequence[float | None] = self.client_accuracy or [None] * len(self.data.clients)
@@ -233,11 +233,7 @@ class Simulation:
 
     def due(self) -> bool:
         """Return whether the version that was just made is to be tested."""
-        run = self.config.run
-        if self.server.version % run.evaluate_every == 0 or self.last_versions():
-            return True
-        every = run.evaluate_time
-        return every is not None and self.schedule.now // every > self.rows[-1].time // every
+        return self.server.version % self.config.run.evaluate_every == 0 or self.last_versions()
 
     def done(self) -> float:
         """Return the finished share of the run: 1.0 when a limit is reached."""

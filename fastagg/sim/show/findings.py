@@ -129,10 +129,10 @@ def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet |
     for members in several:
         base = name_of(members, baseline)  # which may have no run here
         ends, times = contrasts(members, "last5_accuracy_mean", base), _times(members, base)
-        found = [(f"accuracy: {one.more} - {one.fewer}", one, str(one.difference)) for one in ends]
-        found += [(f"time: {one.more} / {one.fewer}", one, one.difference.ratio) for one in times]
+        tests = [(f"accuracy: {test.more} - {test.fewer}", test, str(test.difference)) for test in ends]
+        tests += [(f"time: {test.more} / {test.fewer}", test, test.difference.ratio) for test in times]
         setting = [members[0].setting] * (len(several) > 1)
-        rows += [[*setting, name, text, str(len(one.difference.pairs)), _p(one.p)] for name, one, text in found]
+        rows += [[*setting, name, text, str(len(test.difference.pairs)), _p(test.p)] for name, test, text in tests]
     within = " of a setting" if len(several) > 1 else ""
     caption = (
         "Accuracy: points of the last five versions. Time: ratios (geometric means) until the target. By paired "
@@ -157,8 +157,8 @@ def _times(groups: Sequence[Group], base: str | None, least: int = 2) -> list[Co
     return contrasts(groups, "time_to_target", base, least) if known else []
 
 
-def _test(found: Sequence[Contrast]) -> str:
-    more = f", with Holm's correction for {len(found)} of them" if len(found) > 1 else ""
+def _test(tests: Sequence[Contrast]) -> str:
+    more = f", with Holm's correction for {len(tests)} of them" if len(tests) > 1 else ""
     return f"at the level of {LEVEL:.0%}, by paired t-tests over seeds{more}"
 
 
@@ -173,8 +173,8 @@ def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–", m
     if value.mean is None:
         return none
     mean, deviation = (
-        "" if one is None else duration(one, unit) if seconds(unit) else f"{one:.{digits}f}"
-        for one in (value.mean, value.deviation)
+        "" if number is None else duration(number, unit) if seconds(unit) else f"{number:.{digits}f}"
+        for number in (value.mean, value.deviation)
     )
     text = f"{'≥ ' * value.least}{mean}{'±' * bool(deviation)}{deviation}" + f" ({value.missing} never)" * value.least
     return text + f" (n={value.count})" * (value.count < most)
@@ -190,11 +190,11 @@ def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
     return csv_text(lines[0], lines)
 
 
-def claims_table(found: Sequence[Judged]) -> Sheet:
+def claims_table(verdicts: Sequence[Judged]) -> Sheet:
     """Return a table with a line per claim of a paper: what these runs say of it."""
-    pairs = [(one.claim.text, one.difference) for one in found]
-    rows = [[text, str(found), str(len(found.pairs)), found.verdict] for text, found in pairs]
-    tested = [(text, one.p, one.verdict) for text, one in pairs if one.p is not None]
+    pairs = [(judged.claim.text, judged.difference) for judged in verdicts]
+    rows = [[text, str(difference), str(len(difference.pairs)), difference.verdict] for text, difference in pairs]
+    tested = [(text, difference.p, difference.verdict) for text, difference in pairs if difference.p is not None]
     together = zip(tested, holm([p for _, p, _ in tested]), strict=True)
     lost = [f'"{text}"' for (text, _, verdict), p in together if verdict != "tie" and p > LEVEL]
     caption = f"Each verdict is a paired t-test at {LEVEL:.0%} of this claim alone."
@@ -261,20 +261,20 @@ def verdict(groups: Sequence[Group], baseline: str | None) -> str:
     times, methods = _times(groups, base, least=1), [group.method for group in groups]
     missed = {group.method for group in groups if group.over("time_to_target").mean is None}
     reaches = "reaches its target" if target is None else f"reaches {target:.0%}"
-    if later := [one for one in times if one.more == base and one.difference.mean > 0]:
-        tests = [max(later, key=lambda one: one.difference.mean)]
+    if later := [test for test in times if test.more == base and test.difference.mean > 0]:
+        tests = [max(later, key=lambda test: test.difference.mean)]
         sooner = f" {factor(math.exp(tests[0].difference.mean))} sooner than {base}"
         text = f"{tests[0].fewer} {reaches}" + (f", {base} does not" if base in missed else sooner)
     else:
-        first = [method for method in methods if method == base or all(method != one.more for one in times)]
+        first = [method for method in methods if method == base or all(method != test.more for test in times)]
         winner = base or first[0] if first else None
-        tests = [one for one in times if one.fewer == winner and one.difference.mean > 0]
+        tests = [test for test in times if test.fewer == winner and test.difference.mean > 0]
         if len(tests) < len(methods) - 1 or winner in missed:
             return ""
         text = f"{winner} {reaches} first"
-    if all(one.difference.p is None for one in tests):
+    if all(test.difference.p is None for test in tests):
         return f"{text} (one seed)"
-    return text if all(one.is_shown for one in tests) else f"{text} (not beyond chance)"
+    return text if all(test.is_shown for test in tests) else f"{text} (not beyond chance)"
 
 
 def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
@@ -289,12 +289,14 @@ def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
     short = [(group, group.over("time_to_target").missing) for group in groups] if times else []
     short = [(group, count) for group, count in short if count]
     lines += [f"{group.method} misses the target with {count} of {_seeds(group)}." for group, count in short]
-    if shown := [f"{one.fewer} is sooner than {one.more}, {one.difference.ratio}" for one in times if one.is_shown]:
+    if shown := [
+        f"{test.fewer} is sooner than {test.more}, {test.difference.ratio}" for test in times if test.is_shown
+    ]:
         lines.append(f"Time to the target: {'; '.join(shown)} ({_test(times)}).")
     dead = [(group, sum(r.summary["stopped"] == "diverged" for r in group.results)) for group in groups]
     lines += [f"{group.method} diverged with {count} of {_seeds(group)}." for group, count in dead if count]
     if ends:
-        shown = [f"{one.more} is above {one.fewer}, {one.difference}" for one in ends if one.is_shown]
+        shown = [f"{test.more} is above {test.fewer}, {test.difference}" for test in ends if test.is_shown]
         text = "; ".join(shown) or "no method is above another"
         lines.append(f"Accuracy at the end: {text} ({_test(ends)}).")
     elif len(groups) > 1:
@@ -312,12 +314,12 @@ def factor(ratio: float) -> str:
     return f"{ratio:.3g} times"
 
 
-def report(groups: Sequence[Group], found: Conclusions, pictures: Mapping[str, bytes], title: str = "") -> str:
+def report(groups: Sequence[Group], conclusions: Conclusions, pictures: Mapping[str, bytes], title: str = "") -> str:
     """Return one HTML page about ``groups``, what they showed, and PNG pictures. A single run is one group."""
-    blocks = [(page.paragraph if place else page.heading)(text) for place, text in enumerate(found.sentences)]
-    blocks += [page.table(sheet) for sheet in found.sheets]
+    blocks = [(page.paragraph if place else page.heading)(text) for place, text in enumerate(conclusions.sentences)]
+    blocks += [page.table(sheet) for sheet in conclusions.sheets]
     blocks += [page.picture(name, png) for name, png in pictures.items()]
-    blocks += [page.paragraph(note) for note in found.notes]
+    blocks += [page.paragraph(note) for note in conclusions.notes]
     blocks += [page.heading("Settings and machine")]
     blocks += [page.text(f"{group.label}: config.toml", to_toml(group.results[0].config)) for group in groups]
     blocks.append(page.settings("Machine and versions", facts()))

@@ -169,14 +169,16 @@ def lines_over_key(groups: Sequence[Group]) -> Figure | None:
     axes = figure.subplots()
     labels = series.line_labels([own[0][1] for own in lines.values()])
     for number, (label, own) in enumerate(zip(labels, lines.values(), strict=True)):
-        found = [(place, group.ours()) for place, group in own]
-        points = sorted((place, one.mean, one.deviation or 0.0) for place, one in found if one.mean is not None)
+        spreads = [(place, group.ours()) for place, group in own]
+        points = sorted(
+            (place, spread.mean, spread.deviation or 0.0) for place, spread in spreads if spread.mean is not None
+        )
         x, mean, bars = ([point[column] for point in points] for column in range(3))
         axes.plot(x, mean, label=label, **look(number))
         axes.errorbar(x, mean, bars, fmt="none", ecolor=look(number)["color"], elinewidth=0.8, capsize=3)
-        for place, one in found:
-            if one.least:
-                axes.annotate("≥", (place, one.mean), xytext=(0, 5), textcoords="offset points", ha="center")
+        for place, spread in spreads:
+            if spread.least:
+                axes.annotate("≥", (place, spread.mean), xytext=(0, 5), textcoords="offset points", ha="center")
     if series.far_apart([[min(places[key])], [max(places[key])]]):
         logarithmic(axes, "x")
     axes.set_xticks(sorted(places[key]))
@@ -205,13 +207,13 @@ def delay_tails(groups: Sequence[Group], title: str = "") -> Figure:
     axes = figure.subplots()
     most = 0
     for number, (group, name) in enumerate(zip(groups, series.line_labels(groups), strict=True)):
-        found = sum((Counter(result.delays) for result in group.results), Counter())
-        delays = sorted(delay for delay in found if delay > 0)
-        late = np.cumsum([found[delay] for delay in reversed(delays)])[::-1] / max(1, found.total())
-        facts = f"mean {group.over('delay_mean').mean or 0.0:.1f}, max {max(found, default=0)}"
+        counts = sum((Counter(result.delays) for result in group.results), Counter())
+        delays = sorted(delay for delay in counts if delay > 0)
+        late = np.cumsum([counts[delay] for delay in reversed(delays)])[::-1] / max(1, counts.total())
+        facts = f"mean {group.over('delay_mean').mean or 0.0:.1f}, max {max(counts, default=0)}"
         label = f"{name} ({facts})"
         axes.plot(delays, late, drawstyle="steps-post", label=label, markevery=marks(number), **look(number))
-        most = max(most, *found, 0)
+        most = max(most, *counts, 0)
     if most:  # rounds have no late updates
         logarithmic(axes, "x")
         logarithmic(axes, "y")

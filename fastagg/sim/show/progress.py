@@ -27,7 +27,7 @@ class Watcher:
     """What a comparison tells of its runs. This one says nothing."""
 
     def begun(self, runs: int) -> None:
-        """Called with how many runs follow: those of a search, or those that are compared."""
+        """Called with how many runs are compared."""
 
     def started(self, cell: Cell) -> None: ...
 

@@ -38,7 +38,7 @@ def client_samples(alpha: float, beta: float, client: int, seed: int) -> tuple[n
     return x, (x @ w + b).argmax(axis=1)
 
 
-def load(clients: int, alpha: float, beta: float, seed: int) -> FederatedData:
+def load(clients: int, seed: int, alpha: float = 1.0, beta: float = 1.0) -> FederatedData:
     """Generate Synthetic(alpha, beta) for ``clients`` clients; inputs [60], 10 classes."""
     train, test = [], []
     for client in range(clients):
