@@ -129,32 +129,11 @@ def FedBuff(
         staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=2)
@@ -200,34 +179,11 @@ def FADAS(
         moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FADAS(torch.zeros(2), lr=0.1, buffer_size=1, betas=(0.0, 0.0))
@@ -271,26 +227,9 @@ def FedAsync(
             effect. See :class:`fastagg.Mixing`.
 
     Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAsync(torch.zeros(2), alpha=0.5)
@@ -317,26 +256,9 @@ def ASGD(params: object, *, lr: float, **server: Unpack[ServerSettings]) -> Serv
         lr: the server's learning rate eta, >= 0.
 
     Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ASGD(torch.zeros(2), lr=0.1)
@@ -369,26 +291,9 @@ def DelayAdaptiveASGD(
         lipschitz: L, > 0, for ``stale="lipschitz"``.
 
     Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.DelayAdaptiveASGD(torch.zeros(2), lr=0.1, delay_threshold=1)
@@ -434,25 +339,8 @@ def ACE(
         optimizer: a server optimizer other than SGD. It has its own ``lr``.
 
     Keyword Args:
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ACE(torch.zeros(2), lr=0.1, num_clients=2, cache="int8")
@@ -498,24 +386,8 @@ def ACED(
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
 
     Keyword Args:
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-
-    More about them: :class:`fastagg.Server`.
+        clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps: see :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ACED(torch.zeros(2), lr=0.1, num_clients=2, max_delay=5)
@@ -555,25 +427,8 @@ def CA2FL(
         staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 
     Keyword Args:
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.CA2FL(torch.zeros(2), num_clients=2, buffer_size=2)
@@ -609,26 +464,9 @@ def AsyncFedED(
         lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max: see :class:`fastagg.Euclidean`.
 
     Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.AsyncFedED(torch.zeros(2), lam=1.0, eps=1.0)
@@ -671,25 +509,8 @@ def FedEcho(
         staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 
     Keyword Args:
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
 
     Raises:
         DataError: there is no unlabelled data, or it cannot be read.
@@ -735,26 +556,9 @@ def FedAC(
         staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 
     Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAC(torch.zeros(2), lr=0.01, buffer_size=1)
@@ -803,31 +607,10 @@ def FedAvg(
         weighting: ``samples`` or ``uniform``.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=2)
@@ -859,31 +642,10 @@ def FedProx(
         weighting: ``samples`` or ``uniform``.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
 
     Example:
         >>> fastagg.FedProx(torch.zeros(2), clients_per_round=10).version
@@ -916,32 +678,11 @@ def FedAvgM(
         moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAvgM(torch.zeros(2), lr=0.5, beta=0.9, clients_per_round=1)
@@ -982,34 +723,11 @@ def FedAdam(
         moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> type(fastagg.FedAdam(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
@@ -1046,34 +764,11 @@ def FedYogi(
         moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> type(fastagg.FedYogi(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
@@ -1107,34 +802,11 @@ def FedAdagrad(
         moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> type(fastagg.FedAdagrad(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
@@ -1170,34 +842,11 @@ def FedAMS(
         moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> type(fastagg.FedAMS(torch.zeros(2), lr=0.01, clients_per_round=10, moments="8bit").optimizer).__name__
@@ -1232,28 +881,10 @@ def FedMedian(
         lr: the server's learning rate eta, >= 0.
 
     Keyword Args:
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        at_least, grace: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedMedian(torch.zeros(1), clients_per_round=3)
@@ -1281,28 +912,10 @@ def FedTrimmedAvg(
         lr: the server's learning rate eta, >= 0.
 
     Keyword Args:
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        at_least, grace: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
 
     Example:
         >>> fastagg.FedTrimmedAvg(torch.zeros(2), clients_per_round=10, beta=0.3).direction.trim
@@ -1332,28 +945,10 @@ def Krum(
         lr: the server's learning rate eta, >= 0.
 
     Keyword Args:
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        at_least, grace: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
 
     Example:
         >>> fastagg.Krum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2).direction.f
@@ -1386,28 +981,10 @@ def MultiKrum(
         lr: the server's learning rate eta, >= 0.
 
     Keyword Args:
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        at_least, grace: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.MultiKrum(torch.zeros(2), clients_per_round=7, num_nodes_to_select=3)
@@ -1443,32 +1020,11 @@ def DiLoCo(
         moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.DiLoCo(torch.zeros(2), clients_per_round=2, lr=1.0, momentum=0.5)
@@ -1503,28 +1059,10 @@ def AsyncDiLoCo(
         staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 
     Keyword Args:
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.AsyncDiLoCo(torch.zeros(2), lr=1.0, period=2, fastest_steps=100)
@@ -1567,28 +1105,10 @@ def HeLoCo(
         staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 
     Keyword Args:
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.HeLoCo(torch.zeros(2), lr=1.0, momentum=0.5)
@@ -1630,31 +1150,10 @@ def DecoupledDiLoCo(
         staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 
     Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
+            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
 
     Example:
         >>> cut = fastagg.parts(torch.nn.Linear(2, 2), 2)
@@ -1683,26 +1182,9 @@ def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server:
         delay_threshold: R, >= 1.
 
     Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
+            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
+            :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.RingmasterASGD(torch.zeros(2), lr=0.1, delay_threshold=1)

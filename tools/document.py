@@ -2,7 +2,7 @@
 
 Run ``python tools/document.py`` after a change to a setting. With ``--check`` it writes nothing, names the files that
 are not current, and exits with 1. A setting's text stands where it is declared: in ``fastagg/server/settings.py``, or
-under ``Args`` of the part that takes it. ``Server`` shows it whole, a preset its first sentence.
+under ``Args`` of the part that takes it. ``Server`` shows it. A preset names its settings, and who explains them.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ SECTIONS = {
     "fastagg/server/server.py": ({"Server": fastagg.Server.__init__}, True),
     "fastagg/presets.py": (fastagg.registry.presets(), False),
 }
-SECTION = re.compile(r"    Keyword Args:\n(?: {8}.*\n)+\n(?:    More about them: .*\n\n)?")
+SECTION = re.compile(r"    Keyword Args:\n(?: {8}.*\n)+\n")
 
 
-def explanations(documented: type) -> dict[str, str]:
-    """Return what a class's documentation says of its arguments: name to text. Names of one text share it."""
+def explanations(documented: type) -> list[str]:
+    """Return the names of the arguments that a class's documentation explains."""
     sections = re.findall(r"^(?:Args|Attributes):\n((?: {4}.*\n)+)", f"{inspect.getdoc(documented)}\n", re.MULTILINE)
-    texts = re.findall(r"^ {4}(\w+(?:, \w+)*)(: .*(?:\n {5,}.*)*)", "".join(sections), re.MULTILINE)
-    return {name: names + " ".join(text.split()) for names, text in texts for name in names.split(", ")}
+    return [
+        name
+        for names in re.findall(r"^ {4}(\w+(?:, \w+)*):", "".join(sections), re.MULTILINE)
+        for name in names.split(", ")
+    ]
 
 
 def section(function: Callable[..., object], is_whole: bool) -> str:
     """Return the section that explains what a function passes on."""
     own = inspect.signature(inspect.unwrap(function)).parameters
     names = [name for name in inspect.signature(function).parameters if name not in own]
-    sources = {f"fastagg.{part.__name__}": explanations(part) for part in PARTS}
-    sources["fastagg.Server"] = {name: f"{name}: {rule.meaning}" for name, rule in RULES.items()}
-    texts = {name: text for source in reversed(sources.values()) for name, text in source.items()}
-    items = dict.fromkeys(
-        texts[name] if is_whole else re.split(r"(?<=\.) (?=``|[A-Z(])", texts[name])[0] for name in names
-    )
-    lines = [wrapped(item) for item in items]
-    if not is_whole:
-        owners = [owner for owner, source in sources.items() if any(texts[name] == source.get(name) for name in names)]
-        lines.append("\n    More about them: " + ", ".join(f":class:`{owner}`" for owner in reversed(owners)) + ".")
-    return "\n".join(["    Keyword Args:", *lines, "", ""])
+    if is_whole:
+        items = [f"{name}: {RULES[name].meaning}" for name in names]
+    else:
+        owners = {name: "Server" for name in RULES} | {
+            name: part.__name__ for part in PARTS for name in explanations(part)
+        }
+        groups = {owner: [name for name in names if owners[name] == owner] for owner in map(owners.get, names)}
+        items = [f"{', '.join(group)}: see :class:`fastagg.{owner}`." for owner, group in groups.items()]
+    return "\n".join(["    Keyword Args:", *map(wrapped, items), "", ""])
 
 
 def wrapped(item: str) -> str:
