@@ -76,6 +76,7 @@ Positive = Annotated[float, Rule(above=0)]
 NotNegative = Annotated[float, Rule(least=0)]
 Divisor = Annotated[float, Rule(least=1e-30)]
 Decay = Annotated[float, Rule(least=0, below=1)]
+Betas = tuple[Decay, Decay]
 Count = Annotated[int, Rule(least=1)]
 Size = Annotated[int, Rule(least=1, name="buffer_size")]
 
@@ -154,17 +155,22 @@ def flag(name: str, value: object) -> bool:
 
 
 def fits(name: str, value: Any, hint: Any) -> Any:
-    """Return ``value`` if it is what a type says, with its :class:`Rule`: a number, or one of a Literal's words. Other
-    types say nothing here."""
+    """Return ``value`` if it is what a type says, with its :class:`Rule`: a number, one of a Literal's words, or a pair
+    of them. A list, which a file has in place of a tuple, becomes one. Other types say nothing here."""
     kinds = dict(_kinds(hint, None))
     if value is None and NoneType in kinds:
         return value
-    rule = next((one for one in kinds.values() if one), None)
+    rule = next((rule for rule in kinds.values() if rule), None)
     name = rule.name or name if rule else name
     classes = (*(kind for kind in kinds if isinstance(kind, type)), *[int] * (float in kinds))
     for kind in kinds:
         if get_origin(kind) is Literal and not isinstance(value, classes):
             return one_of(name, value, get_args(kind))
+        if get_origin(kind) is tuple:
+            items = get_args(kind)
+            if not isinstance(value, (tuple, list)) or len(value) != len(items):
+                raise ConfigError(wrong(name, f"{'two' if len(items) == 2 else len(items)} numbers", value))
+            return tuple(fits(f"{name}[{k}]", value[k], item) for k, item in enumerate(items))
     if bool in kinds:
         return flag(name, value)
     if rule and int in kinds:
@@ -191,15 +197,31 @@ def _kinds(hint: Any, rule: Rule | None) -> Iterator[tuple[Any, Rule | None]]:
 
 def fields(owner: object, prefix: str = "") -> None:
     """Check the fields of a dataclass of ours that say what they may be. Those of a user's class are its own."""
-    ours = next(base for base in type(owner).__mro__ if base.__module__.startswith("fastagg."))
-    for name, hint in _fields(ours).items():
-        fits(prefix + name, getattr(owner, name), hint)
+    for name, hint in hints(own_class(owner)).items():
+        value = getattr(owner, name)
+        checked = fits(prefix + name, value, hint)
+        if checked is not value:
+            object.__setattr__(owner, name, checked)
+
+
+def own_class(owner: object) -> type:
+    """Return the class of ours that an object's class is, or is derived from."""
+    return next(base for base in type(owner).__mro__ if base.__module__.startswith("fastagg."))
 
 
 @cache
-def _fields(kind: Any) -> Mapping[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {one.name: hints[one.name] for one in dataclasses.fields(kind)}
+def hints(kind: Any) -> Mapping[str, Any]:
+    """Return the types of a dataclass's fields, with their rules."""
+    types = get_type_hints(kind, include_extras=True)
+    return {field.name: types[field.name] for field in dataclasses.fields(kind)}
+
+
+def says_nothing(hint: Any) -> bool:
+    """Return whether :func:`fits` takes any number or text for a type, because it has no rule."""
+    return any(
+        rule is None and (kind in (float, int, str) or (get_origin(kind) is tuple and says_nothing(get_args(kind)[0])))
+        for kind, rule in _kinds(hint, None)
+    )
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from fastagg import _checks
-from fastagg._checks import Decay, NotNegative
-from fastagg._types import Plain
+from fastagg._build import native
+from fastagg._checks import Betas, Decay, NotNegative
+from fastagg._types import Native
 from fastagg.errors import ConfigError
 from fastagg.registry import Part
-from fastagg.rules.names import Moments, SecondSettings
+from fastagg.rules.names import Moments
 
 __all__ = [
     "SGD",
@@ -28,7 +29,6 @@ __all__ = [
 ]
 
 _SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and would lead to 0/0 where the moments are zero
-_HYPER = ("betas", "eps", "bias_correction", "period", "look_ahead")
 _SMALLEST_ROOT = 1e-24  # from here on eps_root alone keeps a divisor away from zero
 
 
@@ -60,6 +60,7 @@ class Optimizer(Part):
 
     lr: NotNegative = 1.0
     kernel: ClassVar[str] = ""  # csrc/math/optimizers.h; none: `step` is called
+    decays: ClassVar[tuple[str, ...]] = ()  # the fields that are the kernel's betas[0] and betas[1]
 
     def step(
         self, x: Tensor, direction: Tensor, state: dict[str, Tensor], lr: float, round: int
@@ -83,12 +84,20 @@ class Optimizer(Part):
         """Whether :meth:`step` is called instead of a kernel."""
         return type(self).step is not Optimizer.step
 
-    def hyper(self) -> Plain:
-        """The kernel's settings, by the names of fields."""
-        return {}
+    def native(self) -> Native:
+        """Return the optimizer as the engine takes it: every field is a setting of the kernel, by its name.
+
+        Raises:
+            TypeError: the kernel has no setting of this name.
+        """
+        names = ["lr"] if self.has_own_step else [*_checks.hints(_checks.own_class(self))]
+        settings = {name: getattr(self, name) for name in names if name not in ("moments", *self.decays)}
+        if self.decays:
+            settings["betas"] = (*(getattr(self, name) for name in self.decays), 0.0)[:2]
+        return native.engine.Optimizer(self.kernel or "sgd", coded=self.moment_format == "8bit", **settings)
 
     def check(self) -> None:
-        """Refuse an optimizer that defines no step.
+        """Reject an optimizer that defines no step.
 
         Raises:
             ConfigError: it has neither a kernel nor a method ``step``.
@@ -112,22 +121,17 @@ class _Decaying(Optimizer):
     weight_decay: NotNegative = field(default=0.0, kw_only=True)
     decoupled_weight_decay: bool = field(default=False, kw_only=True)
 
-    def hyper(self) -> Plain:
-        given = {"betas": (getattr(self, "beta", 0.0), 0.0), **asdict(self)}
-        return {name: given[name] for name in (*SecondSettings.__annotations__, *_HYPER) if name in given}
-
 
 @dataclass(frozen=True)
 class _Second(_Decaying):
-    """What the optimizers with a second moment share."""
+    """What the optimizers with a second moment share. Each has a field ``eps``."""
 
     eps_root: NotNegative = field(default=0.0, kw_only=True)
     initial: NotNegative = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = _SMALLEST_EPS if self.eps_root < _SMALLEST_ROOT else 0
-        _checks.number("eps", getattr(self, "eps", 1.0), least=least)
+        _checks.number("eps", vars(self)["eps"], least=_SMALLEST_EPS if self.eps_root < _SMALLEST_ROOT else 0)
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,7 @@ class Momentum(_Decaying):
     beta: Decay = 0.9
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "momentum"
+    decays: ClassVar[tuple[str, ...]] = ("beta",)
 
 
 @dataclass(frozen=True)
@@ -190,19 +195,11 @@ class Adam(_Second):
     """
 
     lr: NotNegative = 1e-3
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = 1e-8
+    betas: Betas = (0.9, 0.99)
+    eps: NotNegative = 1e-8
     bias_correction: bool = False
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "adam"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
-            raise ConfigError(f"betas: expected two numbers, got {self.betas!r}")
-        object.__setattr__(self, "betas", tuple(self.betas))  # a list, from a file, would not hash
-        for k, beta in enumerate(self.betas):
-            _checks.fits(f"betas[{k}]", beta, Decay)
 
 
 @dataclass(frozen=True)
@@ -249,7 +246,7 @@ class Lookahead(Adam):
         0.1
     """
 
-    betas: tuple[float, float] = (0.6, 0.9)
+    betas: Betas = (0.6, 0.9)
     kernel: ClassVar[str] = "lookahead"
 
 
@@ -274,9 +271,10 @@ class Adagrad(_Second):
 
     lr: NotNegative = 1e-2
     beta: Decay = 0.0
-    eps: float = 1e-8
+    eps: NotNegative = 1e-8
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "adagrad"
+    decays: ClassVar[tuple[str, ...]] = ("beta",)
 
 
 @dataclass(frozen=True)
@@ -308,14 +306,12 @@ class Nesterov(_Decaying):
     look_ahead: bool = False
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "nesterov"
+    decays: ClassVar[tuple[str, ...]] = ("momentum", "dampening")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.look_ahead and self.moments != "fp32":
             raise ConfigError(f"moments: look_ahead adds them to the model as fp32, got {self.moments!r}; leave it out")
-
-    def hyper(self) -> Plain:
-        return {**super().hyper(), "betas": (self.momentum, self.dampening)}
 
 
 @dataclass(frozen=True)
@@ -345,6 +341,4 @@ class DelayedNesterov(_Decaying):
     momentum: Decay = 0.9
     period: Annotated[int, _checks.Rule(least=1, most=2**31 - 1)] = 10
     kernel: ClassVar[str] = "delayed"
-
-    def hyper(self) -> Plain:
-        return {**super().hyper(), "betas": (self.momentum, 0.0)}
+    decays: ClassVar[tuple[str, ...]] = ("momentum",)

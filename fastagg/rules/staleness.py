@@ -292,7 +292,7 @@ class Euclidean(Staleness):
     gamma_bar: NotNegative = 3.0
     kappa: NotNegative = 1.0
     local_steps: Annotated[int, _checks.Rule(least=1, most=_MOST_STEPS)] = 10
-    max_local_steps: int | None = None
+    max_local_steps: Annotated[int, _checks.Rule(least=1, most=_MOST_STEPS)] | None = None
     gamma_max: Positive | None = None
     weighs: ClassVar[bool] = True
 

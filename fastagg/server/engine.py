@@ -115,11 +115,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             folds=_folds(parts, extension), staleness=parts.staleness._native(),
         ),
         direction=native.engine.Ordered(state.native) if settings["deterministic"] else state.native,
-        optimizer=native.engine.Optimizer(
-            optimizer.kernel or "sgd", lr=optimizer.lr, coded=optimizer.moment_format == "8bit",
-            **({} if optimizer.has_own_step else optimizer.hyper()),
-        ), seed=seed, place=where,
-        extension=extension, asks=extension.asks(), flat=flat,
+        optimizer=optimizer.native(), seed=seed, place=where, extension=extension, asks=extension.asks(), flat=flat,
         python={
             "layout": layout, "task": Dispatch, "receipt": Receipt, "statistics": statistics,
             "control": extension.sends or extension.control is not None,
