@@ -166,7 +166,7 @@ def fits(name: str, value: Any, hint: Any) -> Any:
     for kind in kinds:
         if get_origin(kind) is Literal and not isinstance(value, classes):
             return one_of(name, value, get_args(kind))
-        if get_origin(kind) is tuple:
+        if get_origin(kind) is tuple and not says_nothing(kind):
             items = get_args(kind)
             if not isinstance(value, (tuple, list)) or len(value) != len(items):
                 raise ConfigError(wrong(name, f"{'two' if len(items) == 2 else len(items)} numbers", value))

@@ -6,8 +6,7 @@ GET  /task/{client}?part=0&speed=V   the part as a task, [d], with model_dtype=b
 POST /update/{client}/{task}?part=0  the task's update, [d] fp32, fp16 or bf16, or encoded; 200 when it is on the disk
 GET  /model, /model?part=0           the model, or a part of it, as safetensors; this opens no task
 GET  /parts                          which arrays of the model each part has
-POST /heartbeat/{client}             the client is there; its open tasks come back
-GET  /                               the status as a page
+POST /heartbeat/{client}             the client's open tasks
 GET  /metrics                        for Prometheus
 GET  /health, /ready                 whether the process works; whether it would take an update
 
@@ -24,7 +23,6 @@ import logging
 import math
 import shutil
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -34,7 +32,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as Refused  # before a server is asked
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -44,8 +42,8 @@ from fastagg.durable.log import SMALL
 from fastagg.durable.trees import DTYPES
 from fastagg.model.parts import Cut
 from fastagg.serve.connection import LATER, Download, Front, Transfer
-from fastagg.serve.served import Client, Copy, Sent, Served
-from fastagg.serve.status import Metrics, page
+from fastagg.serve.metrics import Metrics
+from fastagg.serve.served import Copy, Sent, Served
 from fastagg.serve.tokens import OPERATOR, Tokens
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server
@@ -59,7 +57,6 @@ TYPES = {
 CHUNK = 1 << 20  # bytes of an update that are written at once
 LONGEST = 60.0  # seconds that a request waits for a newer version
 SPARE = 1 << 20  # bytes that must be free besides an update
-REMEMBERED = 10_000  # clients of which the status page knows
 STATUS: list[tuple[type[Exception], int]] = [  # the first match counts
     (errors.OtherClient, 403), (errors.StaleIncarnation, 410), (errors.UnknownClient, 404),
     (errors.UnknownVersion, 409), (errors.TooSoon, 409), (errors.Busy, 429), (errors.NotDurable, 503),
@@ -98,7 +95,6 @@ class Service:
         self.largest = max(largest(served.server.layout.size) for served in self.parts)  # bytes of an update
         self.own = CapacityLimiter(2)  # threads of those who ask for its health
         self.layout = json.dumps(_layout(cut, servers))
-        self.clients: OrderedDict[str, Client] = OrderedDict()
         self.metrics = Metrics(servers)
         self._newer = asyncio.Event()  # another one after each step
 
@@ -120,7 +116,6 @@ class Service:
             Route("/heartbeat/{client:path}", self.guarded(self.heartbeat), methods=["POST"]),
             Route("/model", self.guarded(self.model), methods=["GET"]),
             Route("/parts", self.guarded(self.which), methods=["GET"]),
-            Route("/", self.guarded(self.status, OPERATOR), methods=["GET"]),
             Route("/metrics", self.guarded(self.scraped, OPERATOR), methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
@@ -164,7 +159,6 @@ class Service:
             return Response(status_code=204)
         speed, format = _number(request.query_params.get("speed"), "speed"), request.query_params.get("format")
         found = await run_in_threadpool(_sent, served.server, _client(request, served.server), speed, format)
-        self.note(request)
         self.look()  # a round was due
         headers = {
             "X-Task": str(found.id), "X-Version": str(found.version), "X-Incarnation": str(found.incarnation),
@@ -256,7 +250,6 @@ class Service:
             await run_in_threadpool(served.server.flush)  # the first one may wait for the disk yet
         finally:
             served.receiving -= 1
-        self.note(request, found)
         self.look()
         return JSONResponse({"version": found.version, "applied": found.applied})
 
@@ -302,14 +295,10 @@ class Service:
             with contextlib.suppress(errors.UnknownVersion, errors.UnknownClient):
                 version, task = served.server._engine.find(_client(request, served.server), None, None, None, None)
                 found[str(number)] = {"version": version, "task": task}
-        self.note(request)
         return JSONResponse({"version": self.version(self.parts), "open": found})
 
     async def which(self, request: Request) -> Response:
         return Response(self.layout, media_type="application/json")
-
-    async def status(self, request: Request) -> Response:
-        return HTMLResponse(page(self.parts, self.clients, await self.why()))
 
     async def scraped(self, request: Request) -> Response:
         own = {
@@ -318,9 +307,7 @@ class Service:
             "uploads": ("Updates on their way", [served.receiving for served in self.parts]),
             "downloads": ("Models on their way", [served.downloads for served in self.parts]),
         }
-        now = time.monotonic()
-        silent = {name: now - client.seen for name, client in self.clients.items()}
-        text = await run_in_threadpool(self.metrics.text, own, silent)
+        text = await run_in_threadpool(self.metrics.text, own)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self, request: Request) -> Response:
@@ -403,16 +390,6 @@ class Service:
                 except Exception as error:  # such as a thread that the system refuses now
                     _log.warning("a round that may be due could not be ended: %r", error)
             self.look()
-
-    def note(self, request: Request, found: Receipt | errors.AlreadyCounted | None = None) -> None:
-        """Remember that a client is there, and how often it has answered."""
-        name = str(request.path_params["client"])[:256]
-        client = self.clients.setdefault(name, Client())
-        client.seen = time.monotonic()
-        client.updates += isinstance(found, Receipt)
-        self.clients.move_to_end(name)
-        if len(self.clients) > REMEMBERED:
-            self.clients.popitem(last=False)
 
     def allowed(self, nbytes: int) -> float:
         return self.seconds + nbytes / self.slowest

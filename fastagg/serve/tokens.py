@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastagg.errors import ConfigError
 
-OPERATOR = "*"  # the name whose tokens are for every client, the status page and the metrics
+OPERATOR = "*"  # the name whose tokens are for every client and the metrics
 SHORTEST = 16  # letters of a token
 
 
