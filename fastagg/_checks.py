@@ -53,14 +53,13 @@ class Rule(NamedTuple):
     """What a setting may be besides its type: ``lr: Annotated[float, Rule(least=0)]``.
 
     Attributes:
-        meaning, default: its documentation, and its value if it is not given, where nothing else says them.
+        default: its value if it is not given, where nothing else says it.
         least, above, below, most: its range, for numbers.
         name: what it is called in messages, if not by its own name.
         free: whether it may change from one opening of a folder to the next: it does not affect the model.
         kept: whether a checkpoint has it.
     """
 
-    meaning: str = ""
     default: Any = None
     least: float | None = None
     above: float | None = None
