@@ -49,7 +49,7 @@ def warn(text: str) -> None:
     warnings.warn(text, UserWarning, stacklevel=level)
 
 
-class Rule(NamedTuple):
+class SettingRule(NamedTuple):
     """What a setting may be besides its type: ``lr: Annotated[float, Rule(least=0)]``.
 
     Attributes:
@@ -70,17 +70,17 @@ class Rule(NamedTuple):
     kept: bool = True
 
 
-Number = Annotated[float, Rule()]
-Positive = Annotated[float, Rule(above=0)]
-NotNegative = Annotated[float, Rule(least=0)]
-Divisor = Annotated[float, Rule(least=1e-30)]
-Decay = Annotated[float, Rule(least=0, below=1)]
+Number = Annotated[float, SettingRule()]
+Positive = Annotated[float, SettingRule(above=0)]
+NotNegative = Annotated[float, SettingRule(least=0)]
+Divisor = Annotated[float, SettingRule(least=1e-30)]
+Decay = Annotated[float, SettingRule(least=0, below=1)]
 Betas = tuple[Decay, Decay]
-Count = Annotated[int, Rule(least=1)]
-Size = Annotated[int, Rule(least=1, name="buffer_size")]
+Count = Annotated[int, SettingRule(least=1)]
+Size = Annotated[int, SettingRule(least=1, name="buffer_size")]
 
 
-class _Short(reprlib.Repr):
+class _ShortRepr(reprlib.Repr):
     """Arrays, models and classes by their kind, all others by their repr, cut."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ def wrong(name: str, expected: str, value: object, do: str = "") -> str:
 def shown(value: object) -> str:
     """Return a value in a few words on one line."""
     try:
-        return " ".join(_Short().repr(value).split())
+        return " ".join(_ShortRepr().repr(value).split())
     except Exception:  # a user's own class may raise anything
         return f"an object of type {type(value).__name__}"
 
@@ -175,21 +175,21 @@ def fits(name: str, value: Any, hint: Any) -> Any:
     if rule and int in kinds:
         return whole(name, value, least=int(rule.least or 0), most=None if rule.most is None else int(rule.most))
     if rule and float in kinds:
-        found = number(name, value, above=rule.above, least=rule.least)
-        if (rule.below is not None and found >= rule.below) or (rule.most is not None and found > rule.most):
+        checked = number(name, value, above=rule.above, least=rule.least)
+        if (rule.below is not None and checked >= rule.below) or (rule.most is not None and checked > rule.most):
             begin = f"({rule.above:g}" if rule.least is None else f"[{rule.least:g}"
             end = f"{rule.most:g}]" if rule.below is None else f"{rule.below:g})"
             raise ConfigError(wrong(name, f"a number in {begin}, {end}", value))
     return value
 
 
-def _kinds(hint: Any, rule: Rule | None) -> Iterator[tuple[Any, Rule | None]]:
+def _kinds(hint: Any, rule: SettingRule | None) -> Iterator[tuple[Any, SettingRule | None]]:
     """Yield the types that a value may have, and what else is said of them."""
     if get_origin(hint) is Annotated:
         yield from _kinds(hint.__origin__, hint.__metadata__[0])
     elif get_origin(hint) in (Union, UnionType):
-        for one in get_args(hint):
-            yield from _kinds(one, rule)
+        for part in get_args(hint):
+            yield from _kinds(part, rule)
     else:
         yield hint, rule
 
@@ -267,10 +267,10 @@ def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | 
     """Return the known name that was probably meant. ``guess``: also one that is only spelt alike."""
     if not isinstance(name, str):
         return None
-    by_lower = {one.lower(): one for one in known}
+    by_lower = {spelling.lower(): spelling for spelling in known}
     lower = name.lower()
-    near = [one for one in _ELSEWHERE.get(lower, ()) if one in by_lower]
-    near = near or [one for one in sorted(by_lower) if lower in one.split("_")]
+    near = [spelling for spelling in _ELSEWHERE.get(lower, ()) if spelling in by_lower]
+    near = near or [spelling for spelling in sorted(by_lower) if lower in spelling.split("_")]
     if guess:
         near = near or difflib.get_close_matches(lower, by_lower, 1)
     return by_lower[near[0]] if near else None

@@ -238,13 +238,13 @@ def FedAsync(
         tensor([0.5000, 0.5000])
     """
     _checks.fits("policy", policy, names.Policy)
-    _checks.fits("alpha", alpha, Annotated[float, _checks.Rule(above=0, most=1)])
-    given = {key: value for key, value in (("a", a), ("b", b)) if value is not None}
-    for key in given:
+    _checks.fits("alpha", alpha, Annotated[float, _checks.SettingRule(above=0, most=1)])
+    settings = {key: value for key, value in (("a", a), ("b", b)) if value is not None}
+    for key in settings:
         if key not in {"constant": (), "hinge": ("a", "b"), "polynomial": ("a",)}[policy]:
-            raise ConfigError(f"{key}: policy {policy!r} has no such setting, got {given[key]!r}; leave it out")
+            raise ConfigError(f"{key}: policy {policy!r} has no such setting, got {settings[key]!r}; leave it out")
     kind = {"constant": Constant, "hinge": Hinge, "polynomial": Polynomial}[policy]
-    return Server(params, directions.Mixing(normalize=normalize), SGD(alpha), kind(**given), **server)
+    return Server(params, directions.Mixing(normalize=normalize), SGD(alpha), kind(**settings), **server)
 
 
 @preset
@@ -575,13 +575,13 @@ def _synchronous(
     params: object,
     clients_per_round: int | None,
     make: Callable[..., Optimizer],
-    *given: Any,
+    *settings: Any,
     along: Callable[..., directions.Direction] = directions.Cohort,
     **more: Any,
 ) -> Server:
     _checks.fits("clients_per_round", clients_per_round, _checks.Count | None)
     rounds, steps, rest = _parted(server)
-    return Server(params, along(clients_per_round, **rounds), make(*given, **more, **steps), **rest)
+    return Server(params, along(clients_per_round, **rounds), make(*settings, **more, **steps), **rest)
 
 
 @preset

@@ -75,7 +75,7 @@ class Command(TyperCommand):
                 ) from None
             for other in ctx.parent.command.commands.values():
                 akin = unwrap(other.callback).__module__ == unwrap(self.callback or fail).__module__
-                if akin and any(error.option_name in one.opts for one in other.params):
+                if akin and any(error.option_name in option.opts for option in other.params):
                     say = f"{message} It is an option of `{ctx.parent.command_path} {other.name}`."
                     raise _errors.UsageError(say, ctx) from None
             if any("--set" in option.opts for option in self.params) and set(error.possibilities or ()) <= {"--help"}:

@@ -28,7 +28,7 @@ class _Periodic:
             raise ConfigError(
                 f"a client's callback works in one process, and {group.get_world_size()} train this model"
             )
-        self.trained = [one for one in model.parameters() if one.requires_grad]
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.take(None, step)
 
     def stepped(self, step: int) -> None:
@@ -53,16 +53,18 @@ class _Periodic:
         new = self.exchange(change)
         self.last, self.rest = step, (step, None)
         if load:
-            size = sum(one.numel() for one in self.trained)
+            size = sum(parameter.numel() for parameter in self.trained)
             if new.numel() != size:
                 raise ShapeMismatch(f"the server's model has {new.numel()} parameters, and {size} of this one train")
             with torch.no_grad():
-                for one, part in zip(self.trained, new.split([one.numel() for one in self.trained]), strict=True):
-                    one.copy_(part.view_as(one))
+                for parameter, part in zip(
+                    self.trained, new.split([parameter.numel() for parameter in self.trained]), strict=True
+                ):
+                    parameter.copy_(part.view_as(parameter))
             self.start = self.flat()  # in the model's own type, so that a change is what training has done
 
     def flat(self) -> Tensor:
-        return torch.cat([one.detach().reshape(-1).to(torch.float32) for one in self.trained])
+        return torch.cat([parameter.detach().reshape(-1).to(torch.float32) for parameter in self.trained])
 
 
 def trainer_callback(exchange: Exchange, every: int) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg._checks import Rule
+from fastagg._checks import SettingRule
 from fastagg._types import Native
 from fastagg.errors import ConfigError, DeviceError, ShapeMismatch
 from fastagg.ops.checks import Update, apart_from, update_of, vector
@@ -28,12 +28,12 @@ if get_args(RobustRule) != tuple(_RULES):
 COMPARING = frozenset(name for name, (_, compares) in _RULES.items() if compares)  # rules that compare whole updates
 
 
-Trim = Annotated[float, Rule(default=0.1, least=0, below=0.5)]
-Faults = Annotated[int, Rule(default=0, least=0, most=MOST)]
-Keep = Annotated[int | None, Rule(least=1, most=MOST)]
-Radius = Annotated[float, Rule(default=1.0, above=0)]
-Iterations = Annotated[int, Rule(default=3, least=1, most=10**6)]
-Smoothing = Annotated[float, Rule(default=1e-6, above=0)]
+Trim = Annotated[float, SettingRule(default=0.1, least=0, below=0.5)]
+Faults = Annotated[int, SettingRule(default=0, least=0, most=MOST)]
+Keep = Annotated[int | None, SettingRule(least=1, most=MOST)]
+Radius = Annotated[float, SettingRule(default=1.0, above=0)]
+Iterations = Annotated[int, SettingRule(default=3, least=1, most=10**6)]
+Smoothing = Annotated[float, SettingRule(default=1e-6, above=0)]
 
 
 class RobustSettings(TypedDict, total=False):

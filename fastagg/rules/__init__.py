@@ -18,7 +18,7 @@ def _check_declaration(part: type) -> None:
     """Reject a part of the package with a field that nothing checks, or that the engine does not know."""
     for name, hint in _checks.hints(part).items():
         if _checks.says_nothing(hint):
-            raise ConfigError(f"{part.__name__}.{name}: any {hint} is taken; annotate it with a Rule")
+            raise ConfigError(f"{part.__name__}.{name}: any {hint} is taken; annotate it with a SettingRule")
     try:
         if issubclass(part, optimizers.Optimizer):
             part().native()

@@ -12,7 +12,7 @@ from fastagg._build import native
 from fastagg._checks import Betas, Decay, NotNegative
 from fastagg._types import Native
 from fastagg.errors import ConfigError
-from fastagg.registry import Part
+from fastagg.registry import RulePart
 from fastagg.rules.names import Moments
 
 __all__ = [
@@ -33,7 +33,7 @@ _SMALLEST_ROOT = 1e-24  # from here on eps_root alone keeps a divisor away from 
 
 
 @dataclass(frozen=True)
-class Optimizer(Part):
+class Optimizer(RulePart):
     """Base class of the server optimizers.
 
     Args:
@@ -115,7 +115,7 @@ class Optimizer(Part):
 
 
 @dataclass(frozen=True)
-class _Decaying(Optimizer):
+class _KernelOptimizer(Optimizer):
     """What all of the package's optimizers share: weight decay."""
 
     weight_decay: NotNegative = field(default=0.0, kw_only=True)
@@ -123,7 +123,7 @@ class _Decaying(Optimizer):
 
 
 @dataclass(frozen=True)
-class _Second(_Decaying):
+class _AdaptiveOptimizer(_KernelOptimizer):
     """What the optimizers with a second moment share. Each has a field ``eps``."""
 
     eps_root: NotNegative = field(default=0.0, kw_only=True)
@@ -135,7 +135,7 @@ class _Second(_Decaying):
 
 
 @dataclass(frozen=True)
-class SGD(_Decaying):
+class SGD(_KernelOptimizer):
     """``x <- x + lr*D``.
 
     Args:
@@ -152,7 +152,7 @@ class SGD(_Decaying):
 
 
 @dataclass(frozen=True)
-class Momentum(_Decaying):
+class Momentum(_KernelOptimizer):
     """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM): the heavy ball, torch's without dampening. It is not Nesterov's.
 
     Args:
@@ -175,7 +175,7 @@ class Momentum(_Decaying):
 
 
 @dataclass(frozen=True)
-class Adam(_Second):
+class Adam(_AdaptiveOptimizer):
     """``x <- x + lr*m/(sqrt(v) + eps)`` (FedAdam).
 
     The defaults are those of FADAS: betas (0.9, 0.99) and no bias correction. ``torch.optim.Adam`` is
@@ -251,7 +251,7 @@ class Lookahead(Adam):
 
 
 @dataclass(frozen=True)
-class Adagrad(_Second):
+class Adagrad(_AdaptiveOptimizer):
     """``v <- v + D*D``, then as Adam (FedAdagrad).
 
     ``torch.optim.Adagrad`` is ``Adagrad(lr, eps=1e-10)``. optax has its epsilon inside the root, and starts at 0.1:
@@ -278,7 +278,7 @@ class Adagrad(_Second):
 
 
 @dataclass(frozen=True)
-class Nesterov(_Decaying):
+class Nesterov(_KernelOptimizer):
     """``m <- mu*m + (1-dampening)*D; x <- x + lr*(D + mu*m)``: the outer optimizer of DiLoCo (arXiv 2311.08105).
 
     ``torch.optim.SGD(lr, momentum=mu, nesterov=True)`` is ``Nesterov(lr, mu)``. HeLoCo has ``dampening=mu`` (arXiv
@@ -315,7 +315,7 @@ class Nesterov(_Decaying):
 
 
 @dataclass(frozen=True)
-class DelayedNesterov(_Decaying):
+class DelayedNesterov(_KernelOptimizer):
     """Nesterov's momentum at every N-th step alone, on the mean of N directions: for asynchronous DiLoCo.
 
     Every step ``x <- x + lr*D/N``; every N-th one also ``m <- mu*m + mean of the last N D; x <- x + lr*mu*m``. Async
@@ -339,6 +339,6 @@ class DelayedNesterov(_Decaying):
 
     lr: NotNegative = 0.7
     momentum: Decay = 0.9
-    period: Annotated[int, _checks.Rule(least=1, most=2**31 - 1)] = 10
+    period: Annotated[int, _checks.SettingRule(least=1, most=2**31 - 1)] = 10
     kernel: ClassVar[str] = "delayed"
     decays: ClassVar[tuple[str, ...]] = ("momentum",)

@@ -68,7 +68,7 @@ class Transfer:
             self.timer.reschedule(0.0)
 
 
-class Download(StreamingResponse):
+class ModelDownload(StreamingResponse):
     """Sends memory in pieces, the next one when the client has taken the last one.
 
     Args:
@@ -253,7 +253,7 @@ class Listener(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, connections: int) -> None:
         super().__init__(config)
-        self.listener, self.most = listener, connections + SPARE
+        self.listener, self.limit = listener, connections + SPARE
         self.open: set[Connection] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -283,20 +283,24 @@ class Listener(uvicorn.Server):
                 self.make_room(0)
                 await asyncio.sleep(0.05)
                 continue
-            if not self.make_room(self.most):
+            if not self.make_room(self.limit):
                 accepted.close()
                 continue
             connection = Connection(self.config, self.server_state, self.lifespan.state, loop)
             self.open.add(connection)
             connection.greeting = asyncio.create_task(self.greet(connection, accepted))
 
-    def make_room(self, most: int) -> bool:
+    def make_room(self, limit: int) -> bool:
         """Cut the connection that has been silent longest and serves nobody, if there are so many. Return whether there
         is room."""
         there = [connection for connection in self.open if not connection.is_cut]
-        if len(there) < most:
+        if len(there) < limit:
             return True
-        silent = min((one for one in there if one.serves_nobody), key=lambda one: one.heard, default=None)
+        silent = min(
+            (connection for connection in there if connection.serves_nobody),
+            key=lambda connection: connection.heard,
+            default=None,
+        )
         if silent is not None:
             silent.cut()
         return silent is not None

@@ -13,7 +13,7 @@ Sent = tuple[int, str | None]  # a version, in a format
 Copy = tuple[int | str, int]  # a client, and its task
 
 
-class Served:
+class ServedPart:
     """The server of a part, and what is on its way.
 
     Attributes:

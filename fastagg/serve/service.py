@@ -40,10 +40,10 @@ from fastagg import errors
 from fastagg._types import Plain
 from fastagg.durable.log import SMALL
 from fastagg.durable.trees import DTYPES
-from fastagg.model.parts import Cut
-from fastagg.serve.connection import LATER, Download, Front, Transfer
+from fastagg.model.parts import PartList
+from fastagg.serve.connection import LATER, Front, ModelDownload, Transfer
 from fastagg.serve.metrics import Metrics
-from fastagg.serve.served import Copy, Sent, Served
+from fastagg.serve.served import Copy, Sent, ServedPart
 from fastagg.serve.tokens import OPERATOR, Tokens
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server
@@ -83,14 +83,14 @@ class Service:
     """
 
     def __init__(
-        self, servers: Sequence[Server], cut: Cut, folder: Path, tokens: Tokens | None = None, *,
+        self, servers: Sequence[Server], cut: PartList, folder: Path, tokens: Tokens | None = None, *,
         seconds: float = 60.0, slowest: float = 50_000.0, uploads: int = 64, reading: float | None = None,
         requests: int = 512,
     ) -> None:  # fmt: skip
         self.folder, self.tokens = folder, tokens
         self.seconds, self.slowest, self.uploads = seconds, slowest, uploads
         self.requests = requests
-        self.parts = [Served(server) for server in servers]
+        self.parts = [ServedPart(server) for server in servers]
         self.reading = max(1e9, 4 * sum(served.nbytes for served in self.parts)) if reading is None else reading
         self.largest = max(largest(served.server.layout.size) for served in self.parts)  # bytes of an update
         self.own = CapacityLimiter(2)  # threads of those who ask for its health
@@ -132,8 +132,8 @@ class Service:
 
         async def handle(request: Request) -> Response:
             client = request.path_params.get("client", who)
-            given = request.headers.get("authorization", "")
-            if self.tokens is not None and not self.tokens.allow(given, client):
+            authorization = request.headers.get("authorization", "")
+            if self.tokens is not None and not self.tokens.allow(authorization, client):
                 return JSONResponse({"error": "Unauthorized"}, 401, {"WWW-Authenticate": 'Basic realm="fastagg"'})
             before = [served.server.version for served in self.parts]
             says: Plain
@@ -158,20 +158,20 @@ class Service:
         if not await self.is_newer(request, [served]):
             return Response(status_code=204)
         speed, format = _number(request.query_params.get("speed"), "speed"), request.query_params.get("format")
-        found = await run_in_threadpool(_sent, served.server, _client(request, served.server), speed, format)
+        task = await run_in_threadpool(_sent, served.server, _client(request, served.server), speed, format)
         self.look()  # a round was due
         headers = {
-            "X-Task": str(found.id), "X-Version": str(found.version), "X-Incarnation": str(found.incarnation),
+            "X-Task": str(task.id), "X-Version": str(task.version), "X-Incarnation": str(task.incarnation),
             "Cache-Control": "no-store",
         }  # fmt: skip
-        if found.local_steps is not None:
-            headers["X-Local-Steps"] = str(found.local_steps)
-        if (encoded := found.encoded) is not None:
+        if task.local_steps is not None:
+            headers["X-Local-Steps"] = str(task.local_steps)
+        if (encoded := task.encoded) is not None:
             headers["Content-Type"] = ENCODED
-        elif found.flat.dtype is torch.bfloat16:
+        elif task.flat.dtype is torch.bfloat16:
             headers["Content-Type"] = BF16
-        body = _view(found.flat) if encoded is None else encoded.native.bytes.data
-        return self.download([body], headers, [(served, (found.version, format))])
+        body = _view(task.flat) if encoded is None else encoded.native.bytes.data
+        return self.download([body], headers, [(served, (task.version, format))])
 
     async def model(self, request: Request) -> Response:
         chosen = self.chosen(request)
@@ -179,7 +179,7 @@ class Service:
             return Response(status_code=204)
         entries: Plain = {}
         held, at = [], 0
-        versions: list[tuple[Served, Sent]] = []
+        versions: list[tuple[ServedPart, Sent]] = []
         headers = {"X-Version": str(self.version(chosen)), "X-Incarnation": self.incarnation(chosen)}
         for served in chosen:
             versions.append((served, (served.server.version, None)))
@@ -197,8 +197,8 @@ class Service:
         return self.download([start, *held], headers | {"Cache-Control": "no-cache"}, versions)
 
     def download(
-        self, body: Sequence[memoryview], headers: dict[str, str], versions: list[tuple[Served, Sent]]
-    ) -> Download:
+        self, body: Sequence[memoryview], headers: dict[str, str], versions: list[tuple[ServedPart, Sent]]
+    ) -> ModelDownload:
         """Return an answer that sends memory of these versions. The slowest other downloads end if theirs are too many
         beside these."""
         transfer = Transfer(self.allowed(sum(map(len, body))))
@@ -215,7 +215,7 @@ class Service:
         with contextlib.ExitStack() as stack:
             for served, sent in versions:
                 stack.enter_context(served.counted(sent, transfer))
-            return Download(body, headers, transfer, stack.pop_all())
+            return ModelDownload(body, headers, transfer, stack.pop_all())
 
     async def update(self, request: Request) -> Response:
         served, task = self.part(request), _whole(request.path_params["task"], "task")
@@ -242,19 +242,21 @@ class Service:
             slowest.cut()
         served.receiving += 1
         try:
-            found: Receipt | errors.AlreadyCounted = await self.received(request, served, copy, samples, dtype, needed)
+            receipt: Receipt | errors.AlreadyCounted = await self.received(
+                request, served, copy, samples, dtype, needed
+            )
         except errors.AlreadyCounted as error:  # the answer was lost on its way, so it is given again
             if error.version is None:  # it is not remembered
                 raise
-            found = error
+            receipt = error
             await run_in_threadpool(served.server.flush)  # the first one may wait for the disk yet
         finally:
             served.receiving -= 1
         self.look()
-        return JSONResponse({"version": found.version, "applied": found.applied})
+        return JSONResponse({"version": receipt.version, "applied": receipt.applied})
 
     async def received(
-        self, request: Request, served: Served, copy: Copy, samples: float | None, dtype: torch.dtype, needed: int
+        self, request: Request, served: ServedPart, copy: Copy, samples: float | None, dtype: torch.dtype, needed: int
     ) -> Receipt:
         """Receive an update of ``needed`` bytes. Chunks go to the folder as they arrive; the step runs in a thread."""
         client, task = copy
@@ -282,20 +284,20 @@ class Service:
             served.uploads.discard(transfer)
             stack.__exit__(type(error), error, error.__traceback__)
             if isinstance(error, TimeoutError):
-                most = f"{self.allowed(needed):.0f} s, or was the slowest of {self.uploads}"
-                raise Refused(408, f"the update took longer than {most}") from None
+                limit = f"{self.allowed(needed):.0f} s, or was the slowest of {self.uploads}"
+                raise Refused(408, f"the update took longer than {limit}") from None
             raise
         return upload.receipt
 
     async def heartbeat(self, request: Request) -> Response:
         if not await self.is_newer(request, self.chosen(request)):
             return Response(status_code=204)
-        found: Plain = {}
+        tasks: Plain = {}
         for number, served in enumerate(self.parts):
             with contextlib.suppress(errors.UnknownVersion, errors.UnknownClient):
                 version, task = served.server._engine.find(_client(request, served.server), None, None, None, None)
-                found[str(number)] = {"version": version, "task": task}
-        return JSONResponse({"version": self.version(self.parts), "open": found})
+                tasks[str(number)] = {"version": version, "task": task}
+        return JSONResponse({"version": self.version(self.parts), "open": tasks})
 
     async def which(self, request: Request) -> Response:
         return Response(self.layout, media_type="application/json")
@@ -335,29 +337,29 @@ class Service:
         needed = SPARE + 4 * max(served.server.layout.size for served in self.parts)
         return f"{self.folder}: the disk is full" if shutil.disk_usage(self.folder).free < needed else ""
 
-    def part(self, request: Request) -> Served:
+    def part(self, request: Request) -> ServedPart:
         number = _whole(request.query_params.get("part", "0"), "part")
         if number >= len(self.parts):
             raise Refused(404, f"part: expected 0..{len(self.parts) - 1}, got {number}")
         return self.parts[number]
 
-    def chosen(self, request: Request) -> list[Served]:
+    def chosen(self, request: Request) -> list[ServedPart]:
         """Return the part that a request names, or all."""
         return [self.part(request)] if "part" in request.query_params else self.parts
 
-    def incarnation(self, parts: Sequence[Served]) -> str:
+    def incarnation(self, parts: Sequence[ServedPart]) -> str:
         """Return what has made the present versions of these parts."""
         return "-".join(str(served.incarnation) for served in parts)
 
-    def version(self, parts: Sequence[Served]) -> int:
+    def version(self, parts: Sequence[ServedPart]) -> int:
         """Return how many versions these parts have made together."""
         return sum(served.server.version for served in parts)
 
-    async def is_newer(self, request: Request, parts: Sequence[Served]) -> bool:
+    async def is_newer(self, request: Request, parts: Sequence[ServedPart]) -> bool:
         """Wait until there is a newer version than the request says, if it says one. Return whether there is."""
-        if (given := request.query_params.get("after")) is None:
+        if (stated := request.query_params.get("after")) is None:
             return True
-        after, seconds = _whole(given, "after"), _number(request.query_params.get("wait", "0"), "wait")
+        after, seconds = _whole(stated, "after"), _number(request.query_params.get("wait", "0"), "wait")
         now, its = self.incarnation(parts), request.query_params.get("incarnation")
         if after > self.version(parts) or (after == self.version(parts) and its not in (None, now)):
             raise errors.StaleIncarnation(f"after: this server has no version {after}, or not that one: ask without it")
@@ -407,11 +409,11 @@ def _sent(server: Server, client: int | str, speed: float | None, format: str | 
 
 
 def _view(array: torch.Tensor) -> memoryview:
-    found: memoryview = array.reshape(-1).view(torch.uint8).numpy().data
-    return found
+    view: memoryview = array.reshape(-1).view(torch.uint8).numpy().data
+    return view
 
 
-def _layout(cut: Cut, servers: Sequence[Server]) -> Plain:
+def _layout(cut: PartList, servers: Sequence[Server]) -> Plain:
     """Return where each part's arrays are in the whole model's vector, in the order in which the part has them, and the
     second names of those that have several."""
     whole = {entry.name: entry.offset for entry in cut.layout.entries if entry.role == "parameter"}

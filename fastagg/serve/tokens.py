@@ -53,10 +53,10 @@ def _digest(token: str) -> bytes:
 
 
 def _token(authorization: str) -> str:
-    scheme, _, given = authorization.partition(" ")
+    scheme, _, credentials = authorization.partition(" ")
     if scheme.lower() != "basic":
-        return given if scheme.lower() == "bearer" else ""
+        return credentials if scheme.lower() == "bearer" else ""
     try:
-        return base64.b64decode(given, validate=True).decode().partition(":")[2]
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         return ""

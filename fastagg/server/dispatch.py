@@ -200,9 +200,9 @@ class Pace:
         """Return a client's speed, which it tells now or has told. A new one counts when its task was sent, and is in
         ``speeds`` then: the place for it is made here."""
         now = time.monotonic()
-        for one, (rate, when) in list(self.speeds.items()):
-            if one != client and (not rate or now - when > self.lease):
-                self.speeds.pop(one, None)
+        for other, (rate, when) in list(self.speeds.items()):
+            if other != client and (not rate or now - when > self.lease):
+                self.speeds.pop(other, None)
         if speed is None:
             return self.speeds.get(client, (0.0, now))
         self.speeds.setdefault(client, (0.0, now))
@@ -212,10 +212,10 @@ class Pace:
         """Return how many steps a client of this speed is to take."""
         if not speed[0]:
             return self.fastest
-        others = (rate for one, (rate, _) in list(self.speeds.items()) if one != client and rate)
+        others = (rate for other, (rate, _) in list(self.speeds.items()) if other != client and rate)
         rates = sorted([speed[0], *others])
-        most = min(rates[-1], _FASTEST * rates[(len(rates) - 1) // 2])
-        return max(1, math.floor(self.fastest * min(speed[0] / most, 1.0) + 1e-9))
+        fastest = min(rates[-1], _FASTEST * rates[(len(rates) - 1) // 2])
+        return max(1, math.floor(self.fastest * min(speed[0] / fastest, 1.0) + 1e-9))
 
 
 _OUTCOME = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict, cast, get_type_hints
 import torch
 
 from fastagg import _checks, _keywords
-from fastagg._checks import Rule
+from fastagg._checks import SettingRule
 from fastagg.errors import ConfigError
 from fastagg.rules.names import Buffers, ByName, ModelDtype, Weighting
 
@@ -24,38 +24,38 @@ _MOST = 2**31 - 1
 class BaseSettings(TypedDict, total=False):
     """The arguments that every preset takes. :class:`fastagg.Server` says what they are."""
 
-    clip_norm: Annotated[float | None, Rule(above=0)]
-    buffers: Annotated[Buffers | Mapping[str, ByName], Rule(default="mean")]
-    tied: Annotated[Sequence[Sequence[str | int]] | None, Rule()]
-    deterministic: Annotated[bool, Rule(default=False)]
-    answers_per_step: Annotated[Literal["rule"] | int | None, Rule(default="rule", least=1, most=_MOST)]
-    seed: Annotated[int, Rule(default=0, least=0, most=2**64 - 1)]
-    model_dtype: Annotated[ModelDtype | None, Rule()]
-    device: Annotated[torch.device | str | None, Rule(kept=False)]
-    lease: Annotated[float | None, Rule(above=0, free=True)]
-    max_open_per_client: Annotated[int | None, Rule(least=1, free=True)]
-    max_clients: Annotated[int | None, Rule(least=1, free=True)]
-    max_waiting: Annotated[int | None, Rule(least=1, free=True)]
-    max_samples: Annotated[float | None, Rule(least=1e-30)]
-    fastest_steps: Annotated[int | None, Rule(least=1, most=_MOST, free=True)]
+    clip_norm: Annotated[float | None, SettingRule(above=0)]
+    buffers: Annotated[Buffers | Mapping[str, ByName], SettingRule(default="mean")]
+    tied: Annotated[Sequence[Sequence[str | int]] | None, SettingRule()]
+    deterministic: Annotated[bool, SettingRule(default=False)]
+    answers_per_step: Annotated[Literal["rule"] | int | None, SettingRule(default="rule", least=1, most=_MOST)]
+    seed: Annotated[int, SettingRule(default=0, least=0, most=2**64 - 1)]
+    model_dtype: Annotated[ModelDtype | None, SettingRule()]
+    device: Annotated[torch.device | str | None, SettingRule(kept=False)]
+    lease: Annotated[float | None, SettingRule(above=0, free=True)]
+    max_open_per_client: Annotated[int | None, SettingRule(least=1, free=True)]
+    max_clients: Annotated[int | None, SettingRule(least=1, free=True)]
+    max_waiting: Annotated[int | None, SettingRule(least=1, free=True)]
+    max_samples: Annotated[float | None, SettingRule(least=1e-30)]
+    fastest_steps: Annotated[int | None, SettingRule(least=1, most=_MOST, free=True)]
 
 
 class DelaySettings(BaseSettings, total=False):
     """The arguments of presets without a ``max_delay`` of their own."""
 
-    max_delay: Annotated[int | None, Rule(least=0, free=True)]
+    max_delay: Annotated[int | None, SettingRule(least=0, free=True)]
 
 
 class ClientSettings(DelaySettings, total=False):
     """The arguments of presets that weigh clients in their own way."""
 
-    num_clients: Annotated[int | None, Rule(least=1, most=_MOST)]
+    num_clients: Annotated[int | None, SettingRule(least=1, most=_MOST)]
 
 
 class ActiveSettings(BaseSettings, total=False):
     """ACED's arguments. Its ``max_delay`` is how long a client's cached update counts."""
 
-    weighting: Annotated[Weighting, Rule(default="uniform")]
+    weighting: Annotated[Weighting, SettingRule(default="uniform")]
 
 
 class WeightSettings(DelaySettings, ActiveSettings, total=False):
@@ -71,21 +71,23 @@ class ServerSettings(ClientSettings, WeightSettings, total=False):
 
 _HINTS = get_type_hints(ServerSettings, include_extras=True)
 _FIRST = ("num_clients", "clip_norm", "weighting", "max_samples")  # as in the documentation; then the others
-RULES: Mapping[str, Rule] = MappingProxyType({n: _HINTS[n].__metadata__[0] for n in dict.fromkeys((*_FIRST, *_HINTS))})
+RULES: Mapping[str, SettingRule] = MappingProxyType(
+    {n: _HINTS[n].__metadata__[0] for n in dict.fromkeys((*_FIRST, *_HINTS))}
+)
 FREE = tuple(name for name, rule in RULES.items() if rule.free)
 
 
-def complete(given: Mapping[str, object]) -> ServerSettings:
+def complete(stated: Mapping[str, object]) -> ServerSettings:
     """Return all settings: those that are given, checked, and the defaults. Nobody can change them."""
-    found: dict[str, Any] = {name: given.get(name, rule.default) for name, rule in RULES.items()}
-    if isinstance(modes := found["buffers"], Mapping):
-        found["buffers"] = {str(pattern): _checks.fits("buffers", mode, ByName) for pattern, mode in modes.items()}
-        if {"mean", "weighted"} <= set(found["buffers"].values()):
+    settings: dict[str, Any] = {name: stated.get(name, rule.default) for name, rule in RULES.items()}
+    if isinstance(modes := settings["buffers"], Mapping):
+        settings["buffers"] = {str(pattern): _checks.fits("buffers", mode, ByName) for pattern, mode in modes.items()}
+        if {"mean", "weighted"} <= set(settings["buffers"].values()):
             raise ConfigError("buffers: expected 'mean' or 'weighted' for all, got both")
-    for name, value in found.items():
+    for name, value in settings.items():
         if not isinstance(value, Mapping):
             _checks.fits(name, value, _HINTS[name])
-    return cast(ServerSettings, MappingProxyType(found))
+    return cast(ServerSettings, MappingProxyType(settings))
 
 
 def declare(server: type) -> None:

@@ -19,7 +19,7 @@ from fastagg import ops
 from fastagg._build import native
 from fastagg._types import Native, State
 from fastagg.errors import UpdateTooLarge
-from fastagg.model import Layout, Parsed
+from fastagg.model import Layout, ParsedUpdate
 from fastagg.model.layout import mode_of
 from fastagg.model.statistics import is_count
 from fastagg.rules.directions import Direction, Robust
@@ -45,7 +45,7 @@ class Statistics:
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
         sum: of the clients' floating-point buffers since the last step, each times its share.
-        most: the largest of the clients' integer buffers since then, one after the other; on a device an int64 vector.
+        maxima: the largest of the clients' integer buffers since then, in order; on a device an int64 vector.
         count: how many clients sent buffers since then; if ``weighted``, the sum of their shares.
         places: elements, begin and end, of which the largest (True) or the first that came is taken.
         counts: of the integers of all counters, which are numbers of batches, on their device.
@@ -58,7 +58,7 @@ class Statistics:
     values: Tensor
     counters: list[Tensor]
     sum: Tensor | None = None
-    most: Tensor | list[int] | None = None
+    maxima: Tensor | list[int] | None = None
     count: float = 0
     places: tuple[tuple[int, int, bool], ...] = ()
     counts: Tensor | None = None
@@ -106,10 +106,10 @@ class Statistics:
             raise UpdateTooLarge(f"buffers: {share:g} samples make the sum of the running statistics infinite")
         if total is not None:
             self._pick(total, reported.values)
-        most = reported.counters or None
-        if most is not None and self.count and self.most is not None:
-            most = list(map(max, most, self.most))
-        return self._with(total, most, share)
+        maxima = reported.counters or None
+        if maxima is not None and self.count and self.maxima is not None:
+            maxima = list(map(max, maxima, self.maxima))
+        return self._with(total, maxima, share)
 
     def _wait(self, values: Tensor | None, counters: list[int], gain: float) -> Statistics:
         """Return the statistics with one client's row more, for a robust rule."""
@@ -117,7 +117,7 @@ class Statistics:
             values = _moved(self.values.cpu(), values, gain)
         return replace(self, rows=(*self.rows, (values, counters)))
 
-    def add_on_device(self, parsed: Parsed, share: float = 1.0, gain: float = 1.0) -> Statistics:
+    def add_on_device(self, parsed: ParsedUpdate, share: float = 1.0, gain: float = 1.0) -> Statistics:
         """Return the statistics with the buffers of an update on a device added, if it has any."""
         if self.rule is not None and self.mode != "keep":
             values = None if parsed.buffers is None else parsed.buffers.flat(torch.float32).cpu()
@@ -125,7 +125,7 @@ class Statistics:
             return self._wait(values, numbers, gain)
         if self.mode == "keep" or not share or (parsed.buffers is None and parsed.counters is None):
             return self
-        total, most = self.sum if self.count else None, self.most if self.count else None
+        total, maxima = self.sum if self.count else None, self.maxima if self.count else None
         if parsed.buffers is not None:
             theirs = staging.upload(parsed.buffers, self.values.device)
             if gain != 1:
@@ -138,10 +138,10 @@ class Statistics:
             self._pick(total, theirs.flat(torch.float32) if self.places else total)
         if parsed.counters is not None:
             counters = joined(parsed.counters, self.counters)
-            if most is not None:
-                counters = torch.maximum(counters, torch.as_tensor(most, dtype=torch.int64, device=counters.device))
-            most = counters
-        return self._with(total, most, self._share(share))
+            if maxima is not None:
+                counters = torch.maximum(counters, torch.as_tensor(maxima, dtype=torch.int64, device=counters.device))
+            maxima = counters
+        return self._with(total, maxima, self._share(share))
 
     def _pick(self, total: Tensor, theirs: Tensor) -> None:
         """Put the largest, or the first that came, where it is what counts."""
@@ -155,8 +155,8 @@ class Statistics:
     def _share(self, share: float) -> float:
         return share if self.mode == "weighted" else 1
 
-    def _with(self, total: Tensor | None, most: Tensor | list[int] | None, share: float) -> Statistics:
-        return replace(self, sum=total, most=most, count=self.count + share)
+    def _with(self, total: Tensor | None, maxima: Tensor | list[int] | None, share: float) -> Statistics:
+        return replace(self, sum=total, maxima=maxima, count=self.count + share)
 
     def after(self, kind: str, shares: Sequence[float] = ()) -> Statistics:
         """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``).
@@ -166,7 +166,7 @@ class Statistics:
         """
         if kind == "keep" or (self.count == 0 and not self.rows):
             return self
-        fresh = replace(self, sum=None, most=None, count=0, rows=())
+        fresh = replace(self, sum=None, maxima=None, count=0, rows=())
         if kind == "drop":  # the buffers that came with its updates are dropped, too
             return fresh
         if self.rule is not None:
@@ -176,13 +176,13 @@ class Statistics:
             values = self.sum / (1 if self.mode == "latest" else self.count)
             for begin, end, _ in self.places:
                 values[begin:end] = self.sum[begin:end]
-        if self.most is not None:
+        if self.maxima is not None:
             counters = self.counters
             assert self.counts is not None
             held = joined(counters, counters) if self.held is None else self.held
-            most = torch.as_tensor(self.most, device=held.device)
-            most = torch.where(self.counts, most.minimum(held + _MOST_BATCHES), most)
-            return replace(fresh, values=values, counters=divided(most, counters), held=most)
+            maxima = torch.as_tensor(self.maxima, device=held.device)
+            maxima = torch.where(self.counts, maxima.minimum(held + _MOST_BATCHES), maxima)
+            return replace(fresh, values=values, counters=divided(maxima, counters), held=maxima)
         return replace(fresh, values=values)
 
     def _combined(self, rule: Robust, shares: Sequence[float]) -> dict[str, Any]:
@@ -212,19 +212,19 @@ class Statistics:
 
     def state_dict(self) -> State:
         """Return the state. Tensors are shared, not copied."""
-        most = None if self.most is None else divided(self.most, self.counters)
+        maxima = None if self.maxima is None else divided(self.maxima, self.counters)
         state = {
-            "values": self.values, "counters": self.counters, "sum": self.sum, "most": most, "count": self.count,
+            "values": self.values, "counters": self.counters, "sum": self.sum, "most": maxima, "count": self.count,
         }  # fmt: skip
         return state if self.rule is None else {**state, "rows": [list(row) for row in self.rows]}
 
     def loaded(self, state: State) -> Statistics:
         """Return the statistics from :meth:`state_dict`. Tensors are copied."""
         total = None if state["sum"] is None else _like(self.values, state["sum"])
-        most: Tensor | list[int] | None = None
+        maxima: Tensor | list[int] | None = None
         if state["most"] is not None:
-            found = joined(self._own(state["most"]), self.counters)
-            most = found.tolist() if found.device.type == "cpu" else found
+            counts = joined(self._own(state["most"]), self.counters)
+            maxima = counts.tolist() if counts.device.type == "cpu" else counts
         values, counters = _like(self.values, state["values"]), self._own(state["counters"])
         own, size = self.values.cpu(), sum(counter.numel() for counter in counters)
         rows: list[Row] = []
@@ -233,7 +233,7 @@ class Statistics:
                 raise ValueError(f"counters of a client: expected {size} numbers, got {len(numbers)}")
             rows.append((None if row is None else _like(own, row), [int(number) for number in numbers]))
         return replace(
-            self, values=values, counters=counters, sum=total, most=most, count=state["count"], held=None,
+            self, values=values, counters=counters, sum=total, maxima=maxima, count=state["count"], held=None,
             rows=tuple(rows),
         )  # fmt: skip
 

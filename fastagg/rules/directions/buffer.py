@@ -114,8 +114,8 @@ class Buffer(Direction):
 def check_window(example: str, size: int | None, at_least: int | None, grace: float | None) -> None:
     """Refuse what does not say when a round of ``size`` updates ends early. ``example``: how a call of it begins."""
     if (at_least is None) != (grace is None):
-        missing, given = ("grace", "at_least") if grace is None else ("at_least", "grace")
-        raise ConfigError(f"{missing}: needed with {given}; write {example}, at_least=80, grace=30.0)")
+        missing, partner = ("grace", "at_least") if grace is None else ("at_least", "grace")
+        raise ConfigError(f"{missing}: needed with {partner}; write {example}, at_least=80, grace=30.0)")
     if at_least is not None:
         _checks.whole("at_least", at_least, least=1, most=size)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg._build import native
-from fastagg._checks import Count, NotNegative, Rule
+from fastagg._checks import Count, NotNegative, SettingRule
 from fastagg.errors import ConfigError
 from fastagg.ops.combine import (
     COMPARING,
@@ -65,7 +65,7 @@ class Robust(Direction):
     """
 
     rule: RobustRule
-    size: Annotated[int, Rule(least=1, most=MOST, name="buffer_size")] | None = 10
+    size: Annotated[int, SettingRule(least=1, most=MOST, name="buffer_size")] | None = 10
     trim: Trim = field(default=DEFAULTS["trim"], kw_only=True)
     f: Faults = field(default=DEFAULTS["f"], kw_only=True)
     keep: Keep = field(default=DEFAULTS["keep"], kw_only=True)

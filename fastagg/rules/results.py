@@ -43,6 +43,6 @@ def vector(rule: object, method: str, value: object, size: int, device: torch.de
 def tensors(rule: object, method: str, value: object) -> dict[str, Tensor]:
     """A state, or what goes with a task."""
     named = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-    if not isinstance(value, Mapping) or not named or not all(isinstance(one, Tensor) for one in value.values()):
+    if not isinstance(value, Mapping) or not named or not all(isinstance(tensor, Tensor) for tensor in value.values()):
         raise ConfigError(_checks.wrong(f"{type(rule).__name__}.{method}", "a dict of tensors by name", value))
-    return {name: one.detach() for name, one in value.items()}
+    return {name: tensor.detach() for name, tensor in value.items()}
