@@ -1,7 +1,7 @@
 """A part of the package whose declaration lacks something is refused by name, when the package is imported."""
 
 from dataclasses import dataclass, field, make_dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import pytest
 
@@ -11,6 +11,8 @@ from fastagg._checks import Betas, NotNegative, SettingRule
 from fastagg.ops.combine import ROBUST
 from fastagg.rules import staleness
 from fastagg.rules.optimizers import Adam, Momentum
+
+pytestmark = pytest.mark.kernel
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,17 @@ class Formulaless(fastagg.Staleness):
 
 
 @dataclass(frozen=True)
-class Misnamed(Formulaless):
+class Misnamed(fastagg.Staleness):
     weight_formula: ClassVar[str] = "parabola"
+
+    def weight(self, delay: int) -> float:
+        return 1.0
 
 
 @pytest.mark.parametrize(("part", "says"), [
     (Bare, "Bare.nesting: any <class 'float'> is taken"), (Unread, "Unread: the engine does not know it so"),
     (Kernelless, "Kernelless: the engine does not know it so"), (Misnamed, "Misnamed: the engine does not know it so"),
-    (Formulaless, "weight_formula does not name the engine's formula"),
+    (Formulaless, "weight_formula does not say which formula"),
 ])  # fmt: skip
 def test_what_a_declaration_lacks_is_named(part: type, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part, "__module__", "fastagg.rules")  # one of the package's
@@ -52,11 +57,11 @@ def test_what_a_declaration_lacks_is_named(part: type, says: str, monkeypatch: p
 
 def test_lists_of_names_are_those_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     rules._check_lists()
-    monkeypatch.setitem(ROBUST, "bulyan", ROBUST["krum"])  # type: ignore[index]
+    monkeypatch.setitem(cast(dict[str, Any], ROBUST), "bulyan", ROBUST["krum"])
     with pytest.raises(fastagg.ConfigError, match=r"RobustRule and ROBUST .* differ: bulyan"):
         rules._check_lists()
     monkeypatch.undo()
-    monkeypatch.setitem(staleness.DelayAdaptive.formulas, "square", max)  # type: ignore[index]
+    monkeypatch.setitem(cast(dict[str, Any], staleness.DelayAdaptive.formulas), "square", max)
     with pytest.raises(fastagg.ConfigError, match=r"names.Rule and DelayAdaptive.formulas differ: square"):
         rules._check_lists()
 

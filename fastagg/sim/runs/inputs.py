@@ -35,9 +35,9 @@ from fastagg.sim.clients.own import NAMES, chosen
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.data.files import read_bytes
 from fastagg.sim.data.sections import Digits, Synthetic
+from fastagg.sim.recipes.config import Config
 from fastagg.sim.runs import build
 from fastagg.sim.runs.result import NONE
-from fastagg.sim.recipes.config import Config
 
 SCRIPT = ("__main__", "__mp_main__")  # the module of a script, also in a process that it started
 OF_DATA = ("data", "unlabelled", "model")  # what is known only where the data is

@@ -26,10 +26,10 @@ from fastagg._types import Plain
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.model import Layout
 from fastagg.server import checkpoint
+from fastagg.sim.recipes.config import Config, differences, load, to_toml
 from fastagg.sim.runs import output
 from fastagg.sim.runs.metrics import ClientRow, DelayRow, Row, summarise
 from fastagg.sim.runs.passed import configured
-from fastagg.sim.recipes.config import Config, differences, load, to_toml
 
 if TYPE_CHECKING:
     from fastagg.sim.runs.simulation import Simulation

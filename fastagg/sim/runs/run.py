@@ -19,6 +19,7 @@ from fastagg.rules.directions import ActiveSet, AllClients
 from fastagg.sim.clients.own import Own
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.functions import beside
+from fastagg.sim.recipes.config import Config
 from fastagg.sim.runs import build, output
 from fastagg.sim.runs.inputs import OF_DATA, digests
 from fastagg.sim.runs.interrupt import on_ctrl_c
@@ -26,7 +27,6 @@ from fastagg.sim.runs.metrics import LAST, ClientRow, DelayRow, Row, summarise
 from fastagg.sim.runs.passed import Factory, configured
 from fastagg.sim.runs.result import Folder, Result, Resume
 from fastagg.sim.runs.simulation import Simulation
-from fastagg.sim.recipes.config import Config
 from fastagg.sim.show.progress import Progress
 from fastagg.trackers import AnyTrackers, Trackers
 

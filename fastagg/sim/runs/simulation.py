@@ -24,9 +24,9 @@ from fastagg.sim.clients.own import OwnTrainer, Way, chosen
 from fastagg.sim.clock.schedule import Job
 from fastagg.sim.clock.view import History
 from fastagg.sim.data.federated import FederatedData
+from fastagg.sim.recipes.config import Config, differences, from_toml, to_toml
 from fastagg.sim.runs import build
 from fastagg.sim.runs.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
-from fastagg.sim.recipes.config import Config, differences, from_toml, to_toml
 from fastagg.timing import Stopwatch
 
 _log = logging.getLogger("fastagg")
