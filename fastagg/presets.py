@@ -78,7 +78,7 @@ _PASSED_ON: dict[str, object] = {
 
 
 def preset(function: Callable[P, Server]) -> Callable[P, Server]:
-    """Register a preset. Its signature gets what it passes on; tools/document.py writes that into its documentation."""
+    """Register a preset. Its signature gets what it passes on, in place of its ``**``."""
     checked, known = registered(function), _keywords.of(function)
     more = [name for name in _PASSED_ON if name in known.settings and name not in known.named]
     _keywords.passes_on(checked, {name: _PASSED_ON[name] for name in more})
@@ -131,9 +131,7 @@ def FedBuff(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=2)
@@ -181,9 +179,7 @@ def FADAS(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FADAS(torch.zeros(2), lr=0.1, buffer_size=1, betas=(0.0, 0.0))
@@ -227,9 +223,7 @@ def FedAsync(
             effect. See :class:`fastagg.Mixing`.
 
     Keyword Args:
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAsync(torch.zeros(2), alpha=0.5)
@@ -256,9 +250,7 @@ def ASGD(params: object, *, lr: float, **server: Unpack[ServerSettings]) -> Serv
         lr: the server's learning rate eta, >= 0.
 
     Keyword Args:
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ASGD(torch.zeros(2), lr=0.1)
@@ -291,9 +283,7 @@ def DelayAdaptiveASGD(
         lipschitz: L, > 0, for ``stale="lipschitz"``.
 
     Keyword Args:
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.DelayAdaptiveASGD(torch.zeros(2), lr=0.1, delay_threshold=1)
@@ -339,8 +329,7 @@ def ACE(
         optimizer: a server optimizer other than SGD. It has its own ``lr``.
 
     Keyword Args:
-        clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ACE(torch.zeros(2), lr=0.1, num_clients=2, cache="int8")
@@ -386,8 +375,7 @@ def ACED(
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
 
     Keyword Args:
-        clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ACED(torch.zeros(2), lr=0.1, num_clients=2, max_delay=5)
@@ -427,8 +415,7 @@ def CA2FL(
         staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 
     Keyword Args:
-        clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.CA2FL(torch.zeros(2), num_clients=2, buffer_size=2)
@@ -464,9 +451,7 @@ def AsyncFedED(
         lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max: see :class:`fastagg.Euclidean`.
 
     Keyword Args:
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.AsyncFedED(torch.zeros(2), lam=1.0, eps=1.0)
@@ -509,8 +494,7 @@ def FedEcho(
         staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 
     Keyword Args:
-        clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Raises:
         DataError: there is no unlabelled data, or it cannot be read.
@@ -556,9 +540,7 @@ def FedAC(
         staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
 
     Keyword Args:
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAC(torch.zeros(2), lr=0.01, buffer_size=1)
@@ -609,8 +591,7 @@ def FedAvg(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=2)
@@ -644,8 +625,7 @@ def FedProx(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> fastagg.FedProx(torch.zeros(2), clients_per_round=10).version
@@ -680,9 +660,7 @@ def FedAvgM(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAvgM(torch.zeros(2), lr=0.5, beta=0.9, clients_per_round=1)
@@ -725,9 +703,7 @@ def FedAdam(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> type(fastagg.FedAdam(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
@@ -766,9 +742,7 @@ def FedYogi(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> type(fastagg.FedYogi(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
@@ -804,9 +778,7 @@ def FedAdagrad(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> type(fastagg.FedAdagrad(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
@@ -844,9 +816,7 @@ def FedAMS(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> type(fastagg.FedAMS(torch.zeros(2), lr=0.01, clients_per_round=10, moments="8bit").optimizer).__name__
@@ -883,8 +853,7 @@ def FedMedian(
     Keyword Args:
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedMedian(torch.zeros(1), clients_per_round=3)
@@ -914,8 +883,7 @@ def FedTrimmedAvg(
     Keyword Args:
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> fastagg.FedTrimmedAvg(torch.zeros(2), clients_per_round=10, beta=0.3).direction.trim
@@ -947,8 +915,7 @@ def Krum(
     Keyword Args:
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> fastagg.Krum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2).direction.f
@@ -983,8 +950,7 @@ def MultiKrum(
     Keyword Args:
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.MultiKrum(torch.zeros(2), clients_per_round=7, num_nodes_to_select=3)
@@ -1022,9 +988,7 @@ def DiLoCo(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.DiLoCo(torch.zeros(2), clients_per_round=2, lr=1.0, momentum=0.5)
@@ -1060,9 +1024,7 @@ def AsyncDiLoCo(
 
     Keyword Args:
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.AsyncDiLoCo(torch.zeros(2), lr=1.0, period=2, fastest_steps=100)
@@ -1106,9 +1068,7 @@ def HeLoCo(
 
     Keyword Args:
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.HeLoCo(torch.zeros(2), lr=1.0, momentum=0.5)
@@ -1152,8 +1112,7 @@ def DecoupledDiLoCo(
     Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
-        num_clients, clip_norm, max_samples, buffers, tied, deterministic, answers_per_step, seed, model_dtype, device,
-            lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> cut = fastagg.parts(torch.nn.Linear(2, 2), 2)
@@ -1182,9 +1141,7 @@ def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server:
         delay_threshold: R, >= 1.
 
     Keyword Args:
-        num_clients, clip_norm, weighting, max_samples, buffers, tied, deterministic, answers_per_step, seed,
-            model_dtype, device, lease, max_open_per_client, max_clients, max_waiting, fastest_steps, max_delay: see
-            :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.RingmasterASGD(torch.zeros(2), lr=0.1, delay_threshold=1)

@@ -1,4 +1,4 @@
-"""Callbacks that train for a server while Hugging Face's ``Trainer`` or Lightning trains a model."""
+"""A callback that trains for a server while Hugging Face's ``Trainer`` trains a model."""
 
 from __future__ import annotations
 
@@ -109,39 +109,3 @@ def trainer_callback(exchange: Exchange, every: int) -> Any:
             periodic.end(state.global_step)
 
     return Callback()
-
-
-def lightning_callback(exchange: Exchange, every: int) -> Any:
-    """Return a ``Callback`` for Lightning's ``Trainer``, which does what :func:`trainer_callback` does.
-
-    Args:
-        exchange, every: as there. Steps are ``trainer.global_step``.
-
-    Raises:
-        MissingDependency: lightning is not installed. Others are those of :func:`trainer_callback`.
-
-    Example:
-        >>> client = fastagg.clients.HttpClient("https://fl.example.org", "ann", "secret")
-        >>> def work(module, data) -> None:
-        ...     callback = fastagg.clients.lightning_callback(client.exchange, every=50)
-        ...     lightning.Trainer(max_steps=1000, callbacks=[callback]).fit(module, data)
-    """
-    _extras.require("lightning_callback", "lightning", ("lightning",))
-    from lightning.pytorch import Callback
-
-    periodic = _Periodic(exchange, every)
-
-    class Periodic(Callback):
-        def on_train_start(self, trainer: Any, module: Any) -> None:
-            periodic.begin(module, trainer.global_step)
-
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
-            periodic.stepped(trainer.global_step)
-
-        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-            periodic.epoch_ended(trainer.global_step)
-
-        def on_train_end(self, trainer: Any, module: Any) -> None:
-            periodic.end(trainer.global_step)
-
-    return Periodic()

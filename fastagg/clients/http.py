@@ -203,7 +203,7 @@ class HttpClient:
         Raises:
             TooSoon: it still is after ``patience`` seconds. Other errors are those of :meth:`task` and :meth:`send`.
 
-        This is what :func:`trainer_callback` and :func:`lightning_callback` call.
+        This is what :func:`trainer_callback` calls.
         """
         if update is not None:
             with contextlib.suppress(*LOST):

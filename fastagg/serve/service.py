@@ -134,7 +134,7 @@ class Service:
             client = request.path_params.get("client", who)
             authorization = request.headers.get("authorization", "")
             if self.tokens is not None and not self.tokens.allow(authorization, client):
-                return JSONResponse({"error": "Unauthorized"}, 401, {"WWW-Authenticate": 'Basic realm="fastagg"'})
+                return JSONResponse({"error": "Unauthorized"}, 401, {"WWW-Authenticate": "Bearer"})
             before = [served.server.version for served in self.parts]
             says: Plain
             try:

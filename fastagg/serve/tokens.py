@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 from collections import defaultdict
 from pathlib import Path
@@ -17,7 +15,7 @@ SHORTEST = 16  # letters of a token
 class Tokens:
     """The tokens of a file: a client's id and a token in each line. The id ``*`` stands for all of them.
 
-    A token comes as ``Authorization: Bearer TOKEN``, or as the password of Basic, which browsers ask for.
+    A token comes as ``Authorization: Bearer TOKEN``.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or a line is something else.
@@ -54,9 +52,4 @@ def _digest(token: str) -> bytes:
 
 def _token(authorization: str) -> str:
     scheme, _, credentials = authorization.partition(" ")
-    if scheme.lower() != "basic":
-        return credentials if scheme.lower() == "bearer" else ""
-    try:
-        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
+    return credentials if scheme.lower() == "bearer" else ""

@@ -1,7 +1,7 @@
 """A server's settings: each is declared once, with its type, default and range. Server's docstring says its meaning.
 
 The keyword arguments of :class:`fastagg.Server` and of the presets, the checks and the settings in a checkpoint all
-come from these declarations. After a new one, ``python tools/document.py`` writes its name into those of the presets.
+come from these declarations.
 """
 
 from __future__ import annotations
