@@ -1,4 +1,7 @@
-"""Checks of arguments, and the sentence of every refusal: the argument, what it should be, what came, what to do."""
+"""Checks arguments, and words every refusal: the argument, what was expected, what came, and what to do.
+
+Every room may call it. It imports neither torch nor the extension, so that the command line answers at once.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from fastagg.errors import ConfigError
 _LARGEST = 3.4e38  # of float32, in which kernels compute
 _MOST = 2**63 - 1  # of the whole numbers that native code takes
 
-# Names of ours by what other libraries and papers call them, if the spelling is too different to guess. The first one
-# that exists where the name was used is meant.
+# What other libraries and papers call our arguments and methods, if the spelling is too different to guess. Of several
+# names of ours the first that exists in that place is proposed.
 _ELSEWHERE = {
     "learning_rate": ("lr", "alpha"), "server_lr": ("lr", "alpha"), "server_learning_rate": ("lr", "alpha"),
     "eta": ("lr", "alpha"), "lr": ("alpha", "lam"), "step_size": ("lr",), "epsilon": ("eps",), "tau": ("eps",),
@@ -184,7 +187,7 @@ def fits(name: str, value: Any, hint: Any) -> Any:
 
 
 def _kinds(hint: Any, rule: SettingRule | None) -> Iterator[tuple[Any, SettingRule | None]]:
-    """Yield the types that a value may have, and what else is said of them."""
+    """Yield each type of a union, with its rule, if it has one."""
     if get_origin(hint) is Annotated:
         yield from _kinds(hint.__origin__, hint.__metadata__[0])
     elif get_origin(hint) in (Union, UnionType):

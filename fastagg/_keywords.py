@@ -1,4 +1,4 @@
-"""Calls with an unknown, missing or unnamed argument: one error that says what to type, instead of Python's own."""
+"""Checks the names of a call's arguments: WrongArguments says what to type, in place of Python's TypeError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaves: processes that each add up the updates of their own clients and pass on one sum."""
+"""Leaves: each adds up the updates of its own clients, without a server, and passes on one sum."""
 
 from __future__ import annotations
 

@@ -90,15 +90,15 @@ class CohortSettings(ClientSettings, directions.RoundSettings, names.DecaySettin
 
 
 class BufferSettings(ServerSettings, directions.RoundSettings, names.DecaySettings, total=False):
-    """The arguments of the other presets that add updates up."""
+    """The arguments of the presets that add updates up, except FedAvg and FedProx."""
 
 
 class StepSettings(ServerSettings, names.DecaySettings, total=False):
-    """The arguments of those whose every update is a step, with an optimizer that has a momentum."""
+    """The arguments of the presets that step at every update, with an optimizer that has a momentum."""
 
 
 class AdaptiveSettings(BufferSettings, names.SecondSettings, total=False):
-    """The arguments of those whose optimizer has a second moment."""
+    """The arguments of the presets whose optimizer has a second moment."""
 
 
 def _parted(settings: Mapping[str, Any]) -> tuple[directions.RoundSettings, dict[str, Any], ServerSettings]:

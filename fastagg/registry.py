@@ -35,7 +35,7 @@ _presets: dict[str, Callable[..., Any]] = {}
 
 
 def fill() -> None:
-    """Import the package's own parts and presets, which register themselves. ``import fastagg`` replaces it."""
+    """Import the package's own parts and presets, which register themselves. fastagg/__init__.py sets it."""
 
 
 def add_kind(kind: str, base: type) -> None:
@@ -162,7 +162,7 @@ def preset(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _place(key: str) -> str:
-    """Say where a setting belongs that a preset does not have: to a server that is made of its parts."""
+    """Say which part has a setting that a preset does not pass on, and what to write. Empty: none has it."""
     ours = (part for part in _parts.values() if part.__module__.startswith("fastagg."))
     owners = [part.__name__ for part in ours if any(setting.name == key and setting.init for setting in fields(part))]
     owners = ["Server"] if key in _bases else owners

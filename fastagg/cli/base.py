@@ -39,7 +39,7 @@ class Commands(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command with plain help, and with advice for those who look for something else among the options.
+    """A command with plain help. An unknown option is answered with where it belongs.
 
     How arguments are shown is set here, because it changes from one release of typer and of click to the next.
     """

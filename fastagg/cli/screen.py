@@ -78,7 +78,7 @@ def _parts(sheet: Sheet, width: int) -> list[Table]:
 
 
 def _need(column: Sequence[str], limit: int) -> int:
-    """Return the least width of a column: its cells in one line, unless they are long; its heading by words."""
+    """Return the least width of a column: of its longest cell, at most ``limit``, and of its heading's longest word."""
     from rich.cells import cell_len
 
     heading, *cells = column

@@ -1,4 +1,4 @@
-"""A client of ``fastagg serve``: it repeats what is not answered, and an update counts once."""
+"""A client of ``fastagg serve``. It repeats a request until it is answered, and an update counts once."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class HttpClient:
         return len(self._tasks) == len(self.layout["parts"])
 
     def _each(self, part: int | None, do: Callable[[int], T]) -> list[T]:
-        """Do something for a part, or for all at the same time."""
+        """Call ``do`` with a part's number, or with every part's, each in a thread of its own. Return the results."""
         parts: Sequence[int] = range(len(self.layout["parts"])) if part is None else (part,)
         if len(parts) == 1:
             return [do(parts[0])]
@@ -255,7 +255,9 @@ class HttpClient:
         while True:
             try:
                 headers, body = self._repeat(f"task/{self._client}?{urlencode(asked | wait)}")
-            except errors.StaleIncarnation:  # the server has lost that version, so each that it has is newer
+            except (
+                errors.StaleIncarnation
+            ):  # the server has lost that version, so every one that it has counts as newer
                 if not wait:
                     raise
                 wait = {}

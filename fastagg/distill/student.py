@@ -1,4 +1,4 @@
-"""Runs the model's code on parameters in a flat vector."""
+"""Runs a user's module on parameters that lie in a flat vector: for the logits of clients and for distillation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Student:
 
     def bind(self, flat: Tensor, buffers: Tensor) -> None:
         """Use ``flat`` [d] and the running statistics ``buffers`` from now on. fp32 parameters become views of it."""
-        flat = torch.from_dlpack(flat)  # torch.autograd refuses one that came to be in a program's inference_mode
+        flat = torch.from_dlpack(flat)  # torch.autograd refuses a tensor that was made in inference_mode
         held = dict(self.module.named_parameters())
         statistics = dict(self.module.named_buffers())
         for entry in self.layout.entries:

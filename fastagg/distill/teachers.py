@@ -19,7 +19,7 @@ class LogitsTotal(NamedTuple):
     """What is known of all clients' logits together."""
 
     sum: Tensor
-    heard: int = 0  # the number of clients heard from
+    heard: int = 0  # how many clients have sent logits
     arrivals: int = 0
     spare: int = 0  # the slot that is written next
     used: int = 1  # slots that were written at least once, or are spare

@@ -1,4 +1,4 @@
-"""Encodes what a client sends."""
+"""Encodes a client's update for its way to the server: :func:`encode`, its formats, and error feedback."""
 
 from __future__ import annotations
 

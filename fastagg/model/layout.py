@@ -80,8 +80,8 @@ class ModelState(NamedTuple):
 
 
 class SavedModel(NamedTuple):
-    """A model whose layout is known, with the state of its former server, and the key of that one's noise (None: it is
-    not known)."""
+    """A server's ``params`` that continue another server: the layout, that server's state, and its key for noise, if it
+    is known."""
 
     layout: Layout
     state: State
@@ -512,7 +512,7 @@ class Layout:
         own = [e for e in self.entries if e.name in arrays and e.role in self._by_role]
         checked = [
             (e, _trained(e, arrays[e.name])) for e in own
-        ]  # all is checked before there is a vector of this size
+        ]  # everything is checked before a vector of the model's size is allocated
         vector = memory.empty(self.size, flat.device)
         parts = [array for e, array in checked if e.role == "parameter"]
         alike = all(array.dtype is torch.float32 and array.device == flat.device for array in parts)
@@ -643,7 +643,7 @@ def _below(name: str, others: set[str]) -> bool:
 
 
 def _is_mask(array: Tensor, is_buffer: bool) -> bool:
-    """Whether an array has infinite elements and otherwise one value, as attention masks have; any, in a buffer."""
+    """Whether an array is a mask: some elements are infinite, and in a parameter all others have one value."""
     if not (is_buffer or array.dim() > 1) or math.isfinite(float(array.float().sum(dtype=torch.float64))):
         return False
     if bool(array.isnan().any()):

@@ -1,4 +1,7 @@
-"""Checks that ops do before they call a kernel, and the structs of a step that kernels take (csrc/plan.h)."""
+"""Checks arguments before a kernel is called, and makes the structs that kernels take (csrc/plan.h).
+
+Nothing is written if a check fails. Only fastagg/ops and what works on vectors in place call it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several updates become one, whatever a few of them are."""
+"""Robust rules: they make one update of several, of which a few may be anything. :data:`ROBUST` is their list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an op runs: on the CPU, or on a CUDA device and its current stream."""
+"""Decides where an op runs: on the CPU, or on a CUDA device and its current stream."""
 
 from __future__ import annotations
 

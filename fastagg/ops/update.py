@@ -1,4 +1,4 @@
-"""Reading an arriving update: inspect, compare, measure, accumulate."""
+"""Reads an arriving update: checks that it is finite, measures it, compares it with models, adds it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise that hides each client in what a server hands out: settings, sensitivity, and what was spent."""
+"""Settings of differential privacy for clients, how much noise follows from them, and what steps have spent."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ class Service:
         return await to_thread.run_sync(self.unready, limiter=self.own)
 
     def unready(self) -> str:
-        """Return why no update would be taken: what was acknowledged is not on the disk, or the next has no room."""
+        """Return why no update would be taken: the log cannot be written, or the disk has no room. Empty: it would."""
         try:
             for served in self.parts:
                 served.server.flush()
@@ -356,7 +356,7 @@ class Service:
         return sum(served.server.version for served in parts)
 
     async def is_newer(self, request: Request, parts: Sequence[ServedPart]) -> bool:
-        """Wait until there is a newer version than the request says, if it says one. Return whether there is."""
+        """Wait for a version above the request's ``after``. Return whether there is one. Without ``after``: True."""
         if (stated := request.query_params.get("after")) is None:
             return True
         after, seconds = _whole(stated, "after"), _number(request.query_params.get("wait", "0"), "wait")
@@ -373,7 +373,7 @@ class Service:
         return self.version(parts) > after and not is_gone
 
     def look(self) -> None:
-        """Wake those who wait for a newer version, if there is one."""
+        """Wake the requests that wait for a newer version, if a server has made one."""
         if [served.seen for served in self.parts] != (now := [served.server.version for served in self.parts]):
             for served, version in zip(self.parts, now, strict=True):
                 served.seen = version
@@ -414,8 +414,8 @@ def _view(array: torch.Tensor) -> memoryview:
 
 
 def _layout(cut: PartList, servers: Sequence[Server]) -> Plain:
-    """Return where each part's arrays are in the whole model's vector, in the order in which the part has them, and the
-    second names of those that have several."""
+    """Return what ``/parts`` sends: each part's arrays in its order (name, place in the whole vector, shape), and of
+    each second name of a tied array the first."""
     whole = {entry.name: entry.offset for entry in cut.layout.entries if entry.role == "parameter"}
     parts = [
         [[entry.name, whole[entry.name], list(entry.shape)] for entry in part.layout.entries if entry.name in whole]
@@ -428,7 +428,7 @@ def _layout(cut: PartList, servers: Sequence[Server]) -> Plain:
 
 def _client(request: Request, server: Server) -> int | str:
     name = str(request.path_params["client"])
-    if "\ufffd" in name:  # what starlette makes of bytes that are no UTF-8: clients would share it
+    if "\ufffd" in name:  # starlette's sign for bytes that are no UTF-8: two such clients would have one name
         raise Refused(400, "client: expected UTF-8")
     return int(name) if server.num_clients is not None and _is_whole(name) else name
 

@@ -1,4 +1,4 @@
-"""Starts the service: a model from a file, a rule by its name, a folder."""
+"""Starts ``fastagg serve``: reads the model, opens the parts' folders, listens. Only the command line calls it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask for what."""
+"""Tokens: they say which client's tasks and updates a request may be about. Only the service asks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Tokens:
             raise ConfigError(f"tokens: {path} has no token; write a line such as: ann {'x' * SHORTEST}")
 
     def allow(self, authorization: str, client: str | None) -> bool:
-        """Return whether whoever says this may speak for a client. None: whether it is anybody who has a token."""
+        """Return whether a request with this header may speak for ``client``. None: whether its token is known."""
         names = self._names.get(_digest(_token(authorization)), set())
         return bool(names if client is None else names & {client, OPERATOR})
 

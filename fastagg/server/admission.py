@@ -1,4 +1,7 @@
-"""Reads what a sender gave, where the engine does not read it itself: everything becomes pieces of memory."""
+"""Reads the updates that the engine does not read itself, such as encoded ones, models and sums, and checks them.
+
+Nothing changes a server here. Only fastagg/server and leaves call it.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +243,7 @@ def _culprits(layout: Layout, pieces: Pieces) -> str:
     if names == [""] or len(pieces.owners) != len(names):
         return "the flat vector"
     bad = [n for n, piece in zip(names, pieces.owners, strict=True) if not ops.inspect(piece).finite]
-    if not bad:  # somebody has written to it since
+    if not bad:  # its sender has overwritten it since
         return "it"
     return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
 

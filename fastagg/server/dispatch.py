@@ -86,7 +86,7 @@ class Dispatch(native.Task):
 
     @property
     def model(self) -> ModelState:
-        """The version as vectors. Do not write to them."""
+        """The model that was sent, as vectors. Do not write to them."""
         state = self._state
         if isinstance(state, ModelState):
             return state
@@ -302,7 +302,7 @@ class Partial(NamedTuple):
 
 
 def check_task(task: object) -> Dispatch:
-    """Return ``task`` if it is one."""
+    """Return ``task``. ConfigError if it is not what a server dispatched."""
     if not isinstance(task, Dispatch):
         do = "keep it when you send it: task = server.dispatch(client)"
         raise ConfigError(_checks.wrong("task", "what server.dispatch(client) returned", task, do))

@@ -47,7 +47,7 @@ class ServerParts(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's."""
+        """The type of the model's vector: fp32, or the setting ``model_dtype``."""
         return torch.float32 if self.settings["model_dtype"] is None else torch.bfloat16
 
     @property
@@ -68,7 +68,7 @@ class Runtime:
     engine: Native
     extension: Extension
     memory: Native  # where the engine's vectors are
-    first: weakref.ref[torch.UntypedStorage]  # the memory of the version that it began with, which is torch's
+    first: weakref.ref[torch.UntypedStorage]  # the first version's memory, which torch allocated
 
     def adopt(self, fresh: Runtime) -> None:
         """Go on with the state of another one, which nobody else uses. The caller holds the lock."""
@@ -77,7 +77,7 @@ class Runtime:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer, with the engine's learning rate: what its log and its checkpoints say is one rate."""
+        """The optimizer with the current learning rate, which the engine owns: log and checkpoints have this one."""
         held, rate = self.extension.optimizer, self.engine.lr
         return held if held.lr == rate else replace(held, lr=rate)
 

@@ -1,7 +1,7 @@
-"""What Python does within a step: rules that need more than the engine does by itself, and the state that lives here.
+"""The Python part of a step: distances, rules of a user's own, running statistics.
 
-The engine calls these methods before anything changes (csrc/bindings/extension.h). Most servers need none of them. Some
-rules need more before they can plan: distances, or a direction or policy in Python.
+Only the engine calls it, with the server's lock held and before anything has changed (csrc/bindings/extension.h). A
+method may raise. It returns what the commit is to change. Most servers need none of it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ParticipationCounts:
 
 
 class Extension:
-    """The Python part of one server.
+    """What Python does within the steps of one server.
 
     Attributes:
         held: the running statistics of the current version.
@@ -86,7 +86,7 @@ class Extension:
         self.own = {}
 
     def asks(self) -> Native:
-        """Return which methods the engine calls."""
+        """Tell the engine which of these methods it must call."""
         return native.engine.Asks(
             prepare=self.always, step=self.optimizer.has_own_step, statistics=self.layout.has_buffers,
             bounds=not self.on_host,
@@ -102,7 +102,7 @@ class Extension:
         return self.state.sent(client) if isinstance(self.state, OwnState) else self.control
 
     def weight(self, delay: int) -> float | None:
-        """Return the weight of an update, by a user's own rule."""
+        """Return the weight that a user's own policy gives an update of this delay. None: the update is dropped."""
         return results.weight(self.staleness, "weight", self.staleness.weight(delay))
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:

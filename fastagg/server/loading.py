@@ -1,4 +1,4 @@
-"""Makes a server from a checkpoint."""
+"""Makes a server from a checkpoint. Whatever is wrong with the file is a CheckpointError, and no server is made."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from fastagg.storage.pieces import Pieces
 
 Outcome = Receipt | FastaggError
 Durability = Literal["none", "step", "arrival"]
-_STOOD = 60.0  # seconds
+_STALLED = 60.0  # seconds after which the log says that a step waits for other clients
 _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
 
 
@@ -569,7 +569,7 @@ class Server:
                 raise admission.named(error, self.layout, update) from None
 
         with self._refusing():
-            # the update is for this task, whatever comes meanwhile
+            # Which task is meant is decided now: the client may be sent another one before the last chunk.
             start, task = self._engine.find(client, version, task, offset, incarnation)
             self._admission.refuse_other_kind(kind)
             admission.share(num_samples, self._parts.settings["weighting"])
@@ -716,7 +716,7 @@ class Server:
         version, since = self._stood
         if version != self.version:
             self._stood = self.version, time.monotonic()
-        elif time.monotonic() > since + _STOOD:
+        elif time.monotonic() > since + _STALLED:
             self._stood = version, math.inf
             room = getattr(self._running.extension.state.native, "room", None)
             more = "other clients" if room is None else f"{room} more"

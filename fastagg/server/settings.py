@@ -47,7 +47,7 @@ class DelaySettings(BaseSettings, total=False):
 
 
 class ClientSettings(DelaySettings, total=False):
-    """The arguments of presets that weigh clients in their own way."""
+    """The arguments of presets that have ``weighting`` as an argument of their own."""
 
     num_clients: Annotated[int | None, SettingRule(least=1, most=_MOST)]
 
@@ -70,7 +70,12 @@ class ServerSettings(ClientSettings, WeightSettings, total=False):
 
 
 _HINTS = get_type_hints(ServerSettings, include_extras=True)
-_FIRST = ("num_clients", "clip_norm", "weighting", "max_samples")  # as in the documentation; then the others
+_FIRST = (
+    "num_clients",
+    "clip_norm",
+    "weighting",
+    "max_samples",
+)  # they come first in the signature, as in the docstring
 RULES: Mapping[str, SettingRule] = MappingProxyType(
     {n: _HINTS[n].__metadata__[0] for n in dict.fromkeys((*_FIRST, *_HINTS))}
 )

@@ -29,14 +29,14 @@ from fastagg.storage.pieces import Pieces
 
 _MOST_BATCHES = 2**20  # of a client, from one version to the next
 
-Row = tuple[Tensor | None, list[int]]  # what one client sent: values, and counters; None, []: none
+Row = tuple[Tensor | None, list[int]]  # one client's values and counters; None and [] if it sent none
 
 
 @dataclass(frozen=True)
 class Statistics:
     """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``, or
     ``weighted`` by their samples) or those of the last client (``latest``), or stay (``keep``). Integer buffers become
-    the largest of the clients', or stay. A robust rule makes both of what all clients of the step sent.
+    the largest of the clients', or stay. With :class:`Robust` its rule combines what all clients of the step sent.
 
     Nothing changes in place. An arrival makes a new object, because clients that were sent vectors may still read them.
 
@@ -112,7 +112,7 @@ class Statistics:
         return self._with(total, maxima, share)
 
     def _wait(self, values: Tensor | None, counters: list[int], gain: float) -> Statistics:
-        """Return the statistics with one client's row more, for a robust rule."""
+        """Return the statistics with one more client's, which a robust rule combines at the step."""
         if values is not None and gain != 1:
             values = _moved(self.values.cpu(), values, gain)
         return replace(self, rows=(*self.rows, (values, counters)))

@@ -1,4 +1,4 @@
-"""At every arrival the direction is the mean of all clients' latest updates (ACE), or of the fresh ones (ACED)."""
+"""Directions along the mean of all clients' latest updates (ACE), or of the fresh ones (ACED), at every arrival."""
 
 from __future__ import annotations
 

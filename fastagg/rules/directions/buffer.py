@@ -1,4 +1,4 @@
-"""A step along the mean of several updates."""
+"""Directions that step along the mean of several updates: FedBuff's buffer and FedAvg's round."""
 
 from __future__ import annotations
 

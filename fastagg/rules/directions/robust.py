@@ -1,4 +1,4 @@
-"""A step along what several updates agree on, whatever a few of them are."""
+"""The direction that combines a step's updates by a robust rule, so that a few of them may be anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every update is a step of its own."""
+"""Directions that step at every update: asynchronous SGD, HeLoCo, FedAsync."""
 
 from __future__ import annotations
 
