@@ -3,6 +3,18 @@
 Each takes the settings of its parts and of :class:`fastagg.Server`, too: ``help(fastagg.FedBuff)`` has them all. One
 that is out of range raises :class:`fastagg.ConfigError`. An unknown one does, too, and the message names the nearest.
 
+The same in every preset that has them:
+
+- ``params``: the model, in any form that :class:`fastagg.Server` takes.
+- ``lr``: the server's learning rate eta, >= 0.
+- ``clients_per_round``: the number of updates in a synchronous round. Each of them must start from the current version.
+  None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+- ``buffer_size``: M, the number of updates in a step, >= 1.
+- ``num_clients``: n. Client ids are then 0..n-1.
+- ``momentum``: mu, and ``betas``: decay rates of the moments, in [0, 1). ``eps``: > 0, added outside the square root.
+- ``moments``: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+- ``staleness``: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+
 An update is a delta ``Delta_i = x_i^K - x_s`` from client i's local training, or a gradient ``g_i`` at the model that
 the client was sent. ``x`` is the model, ``s`` the version that an update started from, ``t`` the current version, and
 ``tau = t - s``.
@@ -123,12 +135,7 @@ def FedBuff(
     FedBuff's paper has ``fastagg.Polynomial(0.5)``. ``normalize`` is another divisor than M. Updates count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        buffer_size: M, the number of updates in a step, >= 1.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
+        params, lr, buffer_size, staleness: as in every preset (:mod:`fastagg.presets`).
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -166,17 +173,12 @@ def FADAS(
     ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        buffer_size: M, the number of updates in a step, >= 1.
+        params, lr, buffer_size, moments: as in every preset (:mod:`fastagg.presets`).
         betas, eps: the paper's. torch's AMSGrad has (0.9, 0.999) and a bias correction.
         delay_threshold: tau_c. If the largest delay in the buffer exceeds it, the step shrinks. None: never.
         delay_rule: ``scaled`` is ``lr/tau_max`` (Eq. 77, used in the paper's experiments). ``reciprocal`` is
             ``min(lr, 1/tau_max)`` (Eq. 4): with the default rate nothing below a delay of 1,000.
         bias_correction: as in the authors' program. The paper's Algorithm 1 has none.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -212,7 +214,7 @@ def FedAsync(
     client may still answer it.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
+        params: as in every preset (:mod:`fastagg.presets`).
         alpha: mixing weight of a fresh update, in (0, 1].
         policy: ``constant``; ``hinge``, ``s = 1 if tau <= b else 1/(a*(tau-b)+1)``; ``polynomial``, ``s = (tau+1)^-a``.
         a: setting of the hinge (default 10) or the polynomial (0.5), > 0. Other policies refuse it.
@@ -221,8 +223,6 @@ def FedAsync(
             number, > 0: the samples of all clients (APPFL), or a client's average. With ``uniform`` it is divided only.
             An answer whose a_t would be above 1 is refused; ``max_samples`` prevents that. None: samples have no
             effect. See :class:`fastagg.Mixing`.
-
-    Keyword Args:
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -246,10 +246,7 @@ def ASGD(params: object, *, lr: float, **server: Unpack[ServerSettings]) -> Serv
     """Vanilla asynchronous SGD: ``x <- x - lr*g_i`` at every update.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-
-    Keyword Args:
+        params, lr: as in every preset (:mod:`fastagg.presets`).
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -275,14 +272,11 @@ def DelayAdaptiveASGD(
     """Asynchronous SGD with a smaller rate for old gradients: ``x <- x - lr(tau)*g_i``. The ACE paper, Algorithm a.4.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
+        params, lr: as in every preset (:mod:`fastagg.presets`).
         delay_threshold: tau_C, >= 0. The paper's default is the concurrency.
         stale: the rate of an update beyond the threshold. ``lipschitz``: ``min(lr, 1/(4*L*tau))`` (the paper; needs L).
             ``drop``: 0. ``scaled``: ``lr*tau_C/tau`` (the ACE authors' program; needs no L).
         lipschitz: L, > 0, for ``stale="lipschitz"``.
-
-    Keyword Args:
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -320,15 +314,11 @@ def ACE(
     count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        num_clients: n. Client ids are then 0..n-1.
+        params, lr, num_clients: as in every preset (:mod:`fastagg.presets`).
         cache: format of the cached gradients U_i. With ``mode="client"`` the server keeps none.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
         mode: ``incremental``, ``direct`` or ``client``.
         optimizer: a server optimizer other than SGD. It has its own ``lr``.
-
-    Keyword Args:
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -366,15 +356,11 @@ def ACED(
     (docs/algorithms.md). Clients count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        num_clients: n. Client ids are then 0..n-1.
+        params, lr, num_clients: as in every preset (:mod:`fastagg.presets`).
         max_delay: tau_algo, >= 0. If no delay is larger, ACED is exactly ACE.
         cache: format of the cached gradients U_i.
         freshness: ``dispatch`` (Algorithm a.1) or ``gradient`` (the text of Eq. 7), see :class:`fastagg.ActiveSet`.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
-
-    Keyword Args:
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -406,15 +392,9 @@ def CA2FL(
     clients. Then ``h_i <- Delta_i``. The ACE paper, Algorithm a.3. Updates count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        num_clients: n. Client ids are then 0..n-1.
-        buffer_size: M, the number of updates in a step, >= 1.
-        lr: the server's learning rate eta, >= 0.
+        params, lr, buffer_size, num_clients, staleness: as in every preset (:mod:`fastagg.presets`).
         cache: format of the cached updates h_i.
         repeat: ``start`` (the paper) or ``latest`` (public programs), see :class:`fastagg.Calibrated`.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -447,10 +427,8 @@ def AsyncFedED(
     keeps only versions that a client may still answer.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
+        params: as in every preset (:mod:`fastagg.presets`).
         lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max: see :class:`fastagg.Euclidean`.
-
-    Keyword Args:
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -484,16 +462,10 @@ def FedEcho(
     count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
+        params, lr, buffer_size, num_clients, staleness: as in every preset (:mod:`fastagg.presets`).
         distill: the unlabelled data, the model's code, and the settings. ConfigError if its model differs from
             ``params`` or returns no logits.
-        num_clients: n. Client ids are then 0..n-1.
-        lr: the server's learning rate eta, >= 0.
-        buffer_size: M, the number of updates in a step, >= 1.
         cache: format of the clients' logits.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
         server: the other settings of :class:`fastagg.Server`.
 
     Raises:
@@ -531,15 +503,7 @@ def FedAC(
     :class:`fastagg.clients.DriftCorrection`. Pass its second result to ``receive`` as ``control``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        buffer_size: M, the number of updates in a step, >= 1.
-        betas: decay rates of the moments, in [0, 1).
-        eps: > 0, added outside the square root.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
+        params, lr, buffer_size, betas, eps, moments, staleness: as in every preset (:mod:`fastagg.presets`).
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -582,13 +546,9 @@ def FedAvg(
     For FedProx (Eq. 39) use this server with :func:`fastagg.clients.add_proximal_gradient_` on the clients.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        params, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         lr: 1 for plain averaging.
         weighting: ``samples`` or ``uniform``.
-
-    Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -616,13 +576,8 @@ def FedProx(
     """:func:`FedAvg`'s server. Clients add the proximal term (:func:`fastagg.clients.add_proximal_gradient_`).
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
+        params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         weighting: ``samples`` or ``uniform``.
-
-    Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -650,14 +605,8 @@ def FedAvgM(
     and FL-bench by samples.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
+        params, lr, clients_per_round, moments: as in every preset (:mod:`fastagg.presets`).
         beta: decay rate of the moment, in [0, 1).
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -691,16 +640,8 @@ def FedAdam(
     Algorithm 1 and in APPFL's default; in Flower, FLARE and FL-bench by samples.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
-        betas: decay rates of the moments, in [0, 1).
-        eps: > 0, added outside the square root.
+        params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
         bias_correction: Adam's.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -730,16 +671,8 @@ def FedYogi(
     starts at tau, optax's at 1e-6.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
-        betas: decay rates of the moments, in [0, 1).
-        eps: > 0, added outside the square root.
+        params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
         bias_correction: Adam's.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -767,15 +700,8 @@ def FedAdagrad(
     Defaults, the ``uniform`` weighting and the start of v as in :func:`FedAdam`; ``beta`` is 0, so that ``m = D``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
+        params, lr, clients_per_round, eps, moments: as in every preset (:mod:`fastagg.presets`).
         beta: decay rate of the moment, in [0, 1).
-        eps: > 0, added outside the square root.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -804,16 +730,8 @@ def FedAMS(
     The maximum is of v, also with a bias correction (torch's). Updates count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
-        betas: decay rates of the moments, in [0, 1).
-        eps: > 0, added outside the square root.
+        params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
         bias_correction: Adam's.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -845,12 +763,7 @@ def FedMedian(
     Updates count ``uniform``. :class:`fastagg.Robust` has the other rules, and the asynchronous form.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
-
-    Keyword Args:
+        params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -874,13 +787,8 @@ def FedTrimmedAvg(
     element (Yin et al. 2018; Flower). Updates count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         beta: the share that is cut at each end, in [0, 0.5).
-        lr: the server's learning rate eta, >= 0.
-
-    Keyword Args:
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -906,13 +814,8 @@ def Krum(
     Updates count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         num_malicious_nodes: f, of which M must be at least 2f + 3.
-        lr: the server's learning rate eta, >= 0.
-
-    Keyword Args:
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -940,14 +843,9 @@ def MultiKrum(
     Blanchard et al. 2017. Updates count ``uniform`` in the mean; in Flower by samples.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         num_malicious_nodes: f, of which M must be at least 2f + 3.
         num_nodes_to_select: M - f by default.
-        lr: the server's learning rate eta, >= 0.
-
-    Keyword Args:
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -978,14 +876,7 @@ def DiLoCo(
     ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
-        momentum: mu, in [0, 1).
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
+        params, lr, clients_per_round, momentum, moments: as in every preset (:mod:`fastagg.presets`).
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -1016,13 +907,8 @@ def AsyncDiLoCo(
     dynamic local updates are ``fastest_steps`` of the server.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        momentum: mu, in [0, 1).
+        params, lr, momentum, staleness: as in every preset (:mod:`fastagg.presets`).
         period: N, at least the number of workers.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
 
@@ -1059,14 +945,9 @@ def HeLoCo(
     ``x + lr*mu*m``. arXiv 2606.00271: Algorithms 1 and 2, Eqs. 5, 7 to 15, 18, 19.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        momentum: mu, in [0, 1).
+        params, lr, momentum, staleness: as in every preset (:mod:`fastagg.presets`).
         rho: the weight of an arrival; the paper recommends ``1/sqrt(K)`` for K workers.
         c_ok, k_s, k_d, kappa, beta_max, eps: see :class:`fastagg.Aligned`.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
 
@@ -1100,16 +981,10 @@ def DecoupledDiLoCo(
     tokens*tokens/steps`` since the learner last sent this fragment; ``m <- mu*m + D; x <- x + lr*(D + mu*m)``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
+        params, lr, momentum, moments, staleness: as in every preset (:mod:`fastagg.presets`).
         buffer_size: the number of learners; the step comes when all have answered, or ``grace`` seconds after the
             ``at_least``-th (the quorum). None: by the quorum alone.
-        lr: the server's learning rate eta, >= 0.
-        momentum: mu, in [0, 1).
         weighting: ``tokens``: answers come with ``num_samples=(tokens, steps)``. Or ``samples``, or ``uniform``.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -1136,11 +1011,8 @@ def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server:
     version; its client is sent the current one.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
+        params, lr: as in every preset (:mod:`fastagg.presets`).
         delay_threshold: R, >= 1.
-
-    Keyword Args:
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
