@@ -505,12 +505,6 @@ def FedAC(
     Args:
         params, lr, buffer_size, betas, eps, moments, staleness: as in every preset (:mod:`fastagg.presets`).
         server: the other settings of :class:`fastagg.Server`.
-
-    Example:
-        >>> server = fastagg.FedAC(torch.zeros(2), lr=0.01, buffer_size=1)
-        >>> task = server.dispatch("ann")
-        >>> server.receive("ann", torch.ones(2)).applied
-        True
     """
     optimizer = Lookahead(lr, betas, eps, moments=moments)
     return Server(params, directions.CosineBuffer(buffer_size), optimizer, staleness, **server)
@@ -581,10 +575,6 @@ def FedProx(
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
-
-    Example:
-        >>> fastagg.FedProx(torch.zeros(2), clients_per_round=10).version
-        0
     """
     return FedAvg(params, clients_per_round=clients_per_round, lr=lr, weighting=weighting, **server)
 
@@ -645,10 +635,6 @@ def FedAdam(
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
-
-    Example:
-        >>> type(fastagg.FedAdam(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
-        'Adam'
     """
     return _synchronous(server, params, clients_per_round, Adam, lr, betas, eps, bias_correction, moments=moments)
 
@@ -676,10 +662,6 @@ def FedYogi(
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
-
-    Example:
-        >>> type(fastagg.FedYogi(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
-        'Yogi'
     """
     return _synchronous(server, params, clients_per_round, Yogi, lr, betas, eps, bias_correction, moments=moments)
 
@@ -705,10 +687,6 @@ def FedAdagrad(
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
-
-    Example:
-        >>> type(fastagg.FedAdagrad(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
-        'Adagrad'
     """
     return _synchronous(server, params, clients_per_round, Adagrad, lr, beta, eps, moments=moments)
 
@@ -735,10 +713,6 @@ def FedAMS(
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
-
-    Example:
-        >>> type(fastagg.FedAMS(torch.zeros(2), lr=0.01, clients_per_round=10, moments="8bit").optimizer).__name__
-        'AMSGrad'
     """
     return _synchronous(server, params, clients_per_round, AMSGrad, lr, betas, eps, bias_correction, moments=moments)
 

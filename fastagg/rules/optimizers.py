@@ -208,12 +208,6 @@ class AMSGrad(Adam):
 
     With ``bias_correction`` the maximum is taken before the correction, as in FADAS's program and in torch. In optax it
     is the maximum of the corrected v.
-
-    Example:
-        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.AMSGrad(lr=0.1, betas=(0.0, 0.0)))
-        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
-        >>> round(float(server.parameters()), 3)
-        0.1
     """
 
     kernel: ClassVar[str] = "amsgrad"
@@ -221,14 +215,7 @@ class AMSGrad(Adam):
 
 @dataclass(frozen=True)
 class Yogi(Adam):
-    """``v <- v - (1-b2)*D*D*sign(v - D*D)``, then as Adam (FedYogi).
-
-    Example:
-        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Yogi(lr=0.1, betas=(0.0, 0.0)))
-        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
-        >>> round(float(server.parameters()), 3)
-        0.1
-    """
+    """``v <- v - (1-b2)*D*D*sign(v - D*D)``, then as Adam (FedYogi)."""
 
     kernel: ClassVar[str] = "yogi"
 
@@ -238,12 +225,6 @@ class Lookahead(Adam):
     """FedAC's step: ``m`` and ``v`` as Adam, then ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``.
 
     A reconstruction, see :func:`fastagg.FedAC`.
-
-    Example:
-        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Lookahead(lr=0.1, betas=(0.0, 0.0)))
-        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
-        >>> round(float(server.parameters()), 3)
-        0.1
     """
 
     betas: Betas = (0.6, 0.9)
@@ -261,12 +242,6 @@ class Adagrad(_AdaptiveOptimizer):
         beta: decay of ``m``, in [0, 1).
         eps: outside the square root, > 0.
         moments, weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`Optimizer`.
-
-    Example:
-        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Adagrad(lr=0.1))
-        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
-        >>> round(float(server.parameters()), 3)
-        0.1
     """
 
     lr: NotNegative = 1e-2
