@@ -24,7 +24,7 @@ from fastagg.rules.directions import Arrival, Direction, DirectionState
 from fastagg.rules.directions.base import OwnState
 from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Facts, Staleness
-from fastagg.server.statistics import Statistics, divided
+from fastagg.server.statistics import Statistics, divided, joined
 from fastagg.storage import memory, staging
 from fastagg.storage.cell import SwapCell
 from fastagg.storage.pieces import Pieces
@@ -139,13 +139,20 @@ class Extension:
         """
         statistics = self.held
         for answer, share, gain in sent:
-            statistics = (
-                statistics.add_on_device(answer, share, gain)
-                if isinstance(answer, ParsedUpdate)
-                else statistics.add(answer, share, gain)
-            )
+            statistics = statistics.add(*self._statistics_of(answer), share, gain)
         statistics = statistics.after(outcome, shares)
         return None if statistics is self.held else statistics
+
+    def _statistics_of(self, answer: Native | ParsedUpdate | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return an answer's running statistics and its counters, each as one vector. None: it has none."""
+        if answer is None:
+            return None, None
+        if isinstance(answer, ParsedUpdate):
+            buffers, counters = answer.buffers, answer.counters
+            values = None if buffers is None else staging.upload(buffers, self.device).flat(torch.float32)
+            return values, None if counters is None else joined(counters, self.held.counters)
+        numbers = answer.counters or None
+        return answer.values, None if numbers is None else torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
     def step(self, direction: Tensor, x: Tensor, lr: float, round: int) -> tuple[Tensor, Moves]:
         """Do a step with a user's own optimizer."""
@@ -236,13 +243,9 @@ class Extension:
 
     def _ask_direction(self, findings: Native, facts: Facts, asked: Native, cosine: float) -> None:
         def statistics() -> tuple[Tensor, Tensor]:
-            counts = facts.share, facts.gain
-            if isinstance(parsed := asked.extra, ParsedUpdate):
-                own = self.held.values if parsed.buffers is None else parsed.buffers.flat(torch.float32)
-                return own.to(self.device), self.held.add_on_device(parsed, *counts).after("step").values
-            reported = asked.reported
-            own = self.held.values if reported is None or reported.values is None else reported.values
-            return own, self.held.add(reported, *counts).after("step").values
+            sent = self._statistics_of(asked.extra if isinstance(asked.extra, ParsedUpdate) else asked.reported)
+            own = self.held.values if sent[0] is None else sent[0]
+            return own, self.held.add(*sent, facts.share, facts.gain).after("step").values
 
         takes = self.direction.takes_control and asked.control is not None
         change = Pieces([asked.control.to(self.device)]) if takes else None

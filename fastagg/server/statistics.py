@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg._build import native
-from fastagg._types import Native, State
+from fastagg._types import State
 from fastagg.errors import UpdateTooLarge
-from fastagg.model import Layout, ParsedUpdate
+from fastagg.model import Layout
 from fastagg.model.layout import mode_of
 from fastagg.model.statistics import is_count
 from fastagg.rules.directions import Direction, Robust
 from fastagg.rules.names import Buffers
-from fastagg.storage import memory, staging
-from fastagg.storage.pieces import Pieces
+from fastagg.storage import memory
 
 _MOST_BATCHES = 2**20  # of a client, from one version to the next
 
@@ -45,7 +43,7 @@ class Statistics:
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
         sum: of the clients' floating-point buffers since the last step, each times its share.
-        maxima: the largest of the clients' integer buffers since then, in order; on a device an int64 vector.
+        maxima: the largest of the clients' integer buffers since then, an int64 vector.
         count: how many clients sent buffers since then; if ``weighted``, the sum of their shares.
         places: elements, begin and end, of which the largest (True) or the first that came is taken.
         counts: of the integers of all counters, which are numbers of batches, on their device.
@@ -58,7 +56,7 @@ class Statistics:
     values: Tensor
     counters: list[Tensor]
     sum: Tensor | None = None
-    maxima: Tensor | list[int] | None = None
+    maxima: Tensor | None = None
     count: float = 0
     places: tuple[tuple[int, int, bool], ...] = ()
     counts: Tensor | None = None
@@ -82,66 +80,39 @@ class Statistics:
         mode: Buffers = "weighted" if "weighted" in how.values() else "mean"
         return cls(mode, values, counters, places=places, counts=counts, rule=rule)
 
-    def add(self, reported: Native | None, share: float = 1.0, gain: float = 1.0) -> Statistics:
-        """Return the statistics with one client's added: numbers in host memory that were checked already
-        (csrc/engine/reported.h).
+    def add(
+        self, values: Tensor | None, counters: Tensor | None, share: float = 1.0, gain: float = 1.0
+    ) -> Statistics:  # fmt: skip
+        """Return the statistics with one client's added, which were checked already.
 
         Args:
-            reported: what the client sent, if anything.
+            values: the client's floating-point buffers, fp32, on the server's device. None: it sent none.
+            counters: its integer buffers in one int64 vector. None: it sent none.
             share: of its update in a mean.
             gain: how much of the movement counts: of its update's clipping.
         """
         if self.mode == "keep" or not share:
             return self
-        if self.rule is not None:
-            return self._wait(reported and reported.values, reported.counters if reported else [], gain)
-        if reported is None:
-            return self
-        if gain != 1 and reported.values is not None:
-            values = _moved(self.values, reported.values, gain)
-            reported = native.engine.reported(values=values, counters=reported.counters)
-        share = self._share(share)
-        total = reported.added(None if self.mode == "latest" or not self.count else self.sum, share)
-        if share != 1 and total is not None and not bool(torch.isfinite(total).all()):
-            raise UpdateTooLarge(f"buffers: {share:g} samples make the sum of the running statistics infinite")
-        if total is not None:
-            self._pick(total, reported.values)
-        maxima = reported.counters or None
-        if maxima is not None and self.count and self.maxima is not None:
-            maxima = list(map(max, maxima, self.maxima))
-        return self._with(total, maxima, share)
-
-    def _wait(self, values: Tensor | None, counters: list[int], gain: float) -> Statistics:
-        """Return the statistics with one more client's, which a robust rule combines at the step."""
         if values is not None and gain != 1:
-            values = _moved(self.values.cpu(), values, gain)
-        return replace(self, rows=(*self.rows, (values, counters)))
-
-    def add_on_device(self, parsed: ParsedUpdate, share: float = 1.0, gain: float = 1.0) -> Statistics:
-        """Return the statistics with the buffers of an update on a device added, if it has any."""
-        if self.rule is not None and self.mode != "keep":
-            values = None if parsed.buffers is None else parsed.buffers.flat(torch.float32).cpu()
-            numbers = [] if parsed.counters is None else joined(parsed.counters, self.counters).tolist()
-            return self._wait(values, numbers, gain)
-        if self.mode == "keep" or not share or (parsed.buffers is None and parsed.counters is None):
+            values = self.values + gain * (values - self.values)  # no lerp, whose bits differ between processors
+        if self.rule is not None:
+            row = None if values is None else values.cpu(), [] if counters is None else counters.tolist()
+            return replace(self, rows=(*self.rows, row))
+        if values is None and counters is None:
             return self
-        total, maxima = self.sum if self.count else None, self.maxima if self.count else None
-        if parsed.buffers is not None:
-            theirs = staging.upload(parsed.buffers, self.values.device)
-            if gain != 1:
-                theirs = Pieces([_moved(self.values, theirs.flat(torch.float32), gain)])
-            fresh = total is None or self.mode == "latest"
-            out = memory.empty(self.values.numel(), self.values.device)
-            if total is not None and not fresh:
+        share = share if self.mode == "weighted" else 1
+        total, maxima = (self.sum, self.maxima) if self.count else (None, None)
+        if values is not None:
+            out = memory.empty(values.numel(), values.device)
+            if total is not None:
                 out.copy_(total)
-            total = ops.accumulate_(out, theirs, self._share(share), fresh=fresh)
-            self._pick(total, theirs.flat(torch.float32) if self.places else total)
-        if parsed.counters is not None:
-            counters = joined(parsed.counters, self.counters)
-            if maxima is not None:
-                counters = torch.maximum(counters, torch.as_tensor(maxima, dtype=torch.int64, device=counters.device))
-            maxima = counters
-        return self._with(total, maxima, self._share(share))
+            total = ops.accumulate_(out, values, share, fresh=total is None or self.mode == "latest")
+            if share != 1 and not bool(torch.isfinite(total).all()):
+                raise UpdateTooLarge(f"buffers: {share:g} samples make the sum of the running statistics infinite")
+            self._pick(total, values)
+        if counters is not None:
+            maxima = counters if maxima is None else torch.maximum(counters, maxima)
+        return replace(self, sum=total, maxima=maxima, count=self.count + share)
 
     def _pick(self, total: Tensor, theirs: Tensor) -> None:
         """Put the largest, or the first that came, where it is what counts."""
@@ -151,12 +122,6 @@ class Statistics:
             if before is not None:
                 mine = torch.maximum(before[begin:end], mine) if largest else before[begin:end]
             total[begin:end] = mine
-
-    def _share(self, share: float) -> float:
-        return share if self.mode == "weighted" else 1
-
-    def _with(self, total: Tensor | None, maxima: Tensor | list[int] | None, share: float) -> Statistics:
-        return replace(self, sum=total, maxima=maxima, count=self.count + share)
 
     def after(self, kind: str, shares: Sequence[float] = ()) -> Statistics:
         """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``).
@@ -180,7 +145,7 @@ class Statistics:
             counters = self.counters
             assert self.counts is not None
             held = joined(counters, counters) if self.held is None else self.held
-            maxima = torch.as_tensor(self.maxima, device=held.device)
+            maxima = self.maxima.to(held.device)
             maxima = torch.where(self.counts, maxima.minimum(held + _MOST_BATCHES), maxima)
             return replace(fresh, values=values, counters=divided(maxima, counters), held=maxima)
         return replace(fresh, values=values)
@@ -221,10 +186,7 @@ class Statistics:
     def loaded(self, state: State) -> Statistics:
         """Return the statistics from :meth:`state_dict`. Tensors are copied."""
         total = None if state["sum"] is None else _like(self.values, state["sum"])
-        maxima: Tensor | list[int] | None = None
-        if state["most"] is not None:
-            counts = joined(self._own(state["most"]), self.counters)
-            maxima = counts.tolist() if counts.device.type == "cpu" else counts
+        maxima = None if state["most"] is None else joined(self._own(state["most"]), self.counters)
         values, counters = _like(self.values, state["values"]), self._own(state["counters"])
         own, size = self.values.cpu(), sum(counter.numel() for counter in counters)
         rows: list[Row] = []
@@ -239,10 +201,6 @@ class Statistics:
 
     def _own(self, counters: list[Tensor]) -> list[Tensor]:
         return [_like(mine, theirs) for mine, theirs in zip(self.counters, counters, strict=True)]
-
-
-def _moved(own: Tensor, theirs: Tensor, gain: float) -> Tensor:
-    return own + gain * (theirs - own)  # no lerp, whose bits differ between processors
 
 
 def _like(mine: Tensor, theirs: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def test_every_keyword_of_a_preset_is_in_its_signature_and_explained() -> None:
 
 def explained(thing: Callable[..., object]) -> list[str]:
     """The arguments that a docstring has an item for, on any Python: newer ones strip what it is indented by."""
-    sections = re.findall(r"(?m)^(?:Keyword )?Args:\n((?: {4}.*\n)+)", inspect.getdoc(thing) or "")
+    sections = re.findall(r"(?m)^(?:Keyword )?Args:\n((?: {4}.*\n)+)", f"{inspect.getdoc(thing)}\n")
     items = re.findall(r"(?m)^ {4}(\w+(?:,\s+\w+)*): ", "".join(sections))
     return [name for item in items for name in re.split(r",\s+", item)]
 
