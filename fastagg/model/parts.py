@@ -89,7 +89,7 @@ def parts(
 
 
 def _owners(layout: Layout) -> dict[str, str]:
-    """Return of every array the parameter that it goes with: tied ones, and what a module has besides parameters."""
+    """Return, for every array, the parameter in whose part it is: a tied one's first name, or its module's first."""
     owner, first = dict[str, str](), dict[str, str]()  # the first parameter of each module
     at: dict[int, str] = {}  # by place in the vector
     for e in layout.entries:

@@ -44,7 +44,7 @@ class Statistics:
         counters: integer buffers.
         sum: of the clients' floating-point buffers since the last step, each times its share.
         maxima: the largest of the clients' integer buffers since then, an int64 vector.
-        count: how many clients sent buffers since then; if ``weighted``, the sum of their shares.
+        count: how many clients sent floating-point buffers since then; if ``weighted``, the sum of their shares.
         places: elements, begin and end, of which the largest (True) or the first that came is taken.
         counts: of the integers of all counters, which are numbers of batches, on their device.
         held: the counters in one vector, if a step has made them: joining many takes time.
@@ -101,7 +101,7 @@ class Statistics:
         if values is None and counters is None:
             return self
         share = share if self.mode == "weighted" else 1
-        total, maxima = (self.sum, self.maxima) if self.count else (None, None)
+        total, maxima, count = self.sum, self.maxima, self.count
         if values is not None:
             out = memory.empty(values.numel(), values.device)
             if total is not None:
@@ -110,13 +110,14 @@ class Statistics:
             if share != 1 and not bool(torch.isfinite(total).all()):
                 raise UpdateTooLarge(f"buffers: {share:g} samples make the sum of the running statistics infinite")
             self._pick(total, values)
+            count += share
         if counters is not None:
             maxima = counters if maxima is None else torch.maximum(counters, maxima)
-        return replace(self, sum=total, maxima=maxima, count=self.count + share)
+        return replace(self, sum=total, maxima=maxima, count=count)
 
     def _pick(self, total: Tensor, theirs: Tensor) -> None:
         """Put the largest, or the first that came, where it is what counts."""
-        before = self.sum if self.count else None
+        before = self.sum
         for begin, end, largest in self.places:
             mine = theirs[begin:end]
             if before is not None:
@@ -129,7 +130,7 @@ class Statistics:
         Args:
             shares: what a robust rule that compares updates lets each client's count for.
         """
-        if kind == "keep" or (self.count == 0 and not self.rows):
+        if kind == "keep" or (self.sum is None and self.maxima is None and not self.rows):
             return self
         fresh = replace(self, sum=None, maxima=None, count=0, rows=())
         if kind == "drop":  # the buffers that came with its updates are dropped, too
