@@ -105,7 +105,7 @@ def audit(
 
 
 def _lines(report: Plain) -> Iterator[tuple[str, str]]:
-    """Yield the report, a name and what there is to say of it at a time."""
+    """Yield the lines of doctor's report: a name, which may be empty, and a text."""
     states = report.get("checkpoints", [report])
     for state in [state for state in states if "version" in state][-1:]:
         yield "server", f"{state['parameters']:,} parameters; {state['direction']}, {state['optimizer']}"

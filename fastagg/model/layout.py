@@ -105,7 +105,7 @@ class Part:
     is_whole: bool = False
 
     def fitting(self, buffers: Mapping[str, str] | None, tied: Tied | None) -> Layout:
-        """Return the layout, if these settings of the server would not have cut the model in another way."""
+        """Return the part's layout. ConfigError if a setting of the server says something else of its arrays."""
         parameters = [e.name for e in self.layout.entries if e.role == "parameter" and self.layout.form != "module"]
         for name, setting in (
             ("tied", tied),
@@ -391,7 +391,7 @@ class Layout:
             buffers = _pieces([(label, _fp32(label, array)) for label, array in by_role["buffer"]])
         if by_role["counter"] and len(by_role["counter"]) == len(
             self._by_role["counter"]
-        ):  # else the server's are kept
+        ):  # with fewer, the server's counters stay
             counters = [dense(label, array) for label, array in by_role["counter"]]
             for (label, _), counter in zip(by_role["counter"], counters, strict=True):
                 if counter.is_floating_point():

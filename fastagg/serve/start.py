@@ -83,7 +83,7 @@ def connections_for(parts: int) -> int:
     """Return for how many connections there are files, 512 at most: each may need one more for its update. The limit of
     open files is raised as far as the system allows."""
     limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # not every system can
+    with contextlib.suppress(ValueError, OSError):  # not every system can raise it
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
         limit = hard_limit
     return max(16, min(512, (limit - 128 - 64 * parts) // 2)) if limit >= 0 else 512

@@ -30,7 +30,7 @@ _NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not kno
 
 
 class Admission:
-    """Reads updates for one server which only Python can read, as the numbers of answers."""
+    """Reads what the engine cannot read of one server's answers, and gives it the numbers."""
 
     def __init__(self, parts: ServerParts, running: Runtime) -> None:
         self.parts, self.running = parts, running

@@ -45,7 +45,7 @@ class Dispatch(native.Task):
         {'weight': tensor([1., 1.])}
     """
 
-    # The engine makes one for every task that goes out (csrc/bindings/records.h). Nothing is worked out ahead.
+    # The engine makes one for every task that goes out (csrc/bindings/records.h), so properties compute at first use.
     __slots__ = ()
 
     def __init__(
@@ -75,8 +75,8 @@ class Dispatch(native.Task):
 
     @property
     def encoded(self) -> Encoded | None:
-        """The parameters as they are to be sent, if the task was dispatched with a ``format``; else None. The task's
-        model is what is read back from it."""
+        """The parameters in the ``format`` of the dispatch. None: there was none. The task's model is what decoding it
+        gives."""
         return None if self._encoded is None else Encoded(self._encoded)
 
     @property

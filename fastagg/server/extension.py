@@ -77,7 +77,7 @@ class Extension:
         self.needs_base = direction.needs_base or staleness.needs_base
         self.keeps_model = self.needs_base or self.measures
         self.always = self.measures or staleness.looks or state.asks
-        # What rules of a user's own get besides: the numbers of what clients send, by name, and how often they did.
+        # For a user's own rules: how many numbers clients send besides an update, by name; how often each took part.
         self.takes = {name: size or layout.size for name, size in {**direction.takes, **staleness.takes}.items()}
         self.taken_part = ParticipationCounts() if direction.counts or staleness.counts else None
         self.sends = isinstance(state, OwnState) and type(direction).send is not Direction.send

@@ -193,7 +193,7 @@ class Direction(RulePart):
         return {}
 
     def start(self, material: Material) -> DirectionState:
-        """The state of a new server.
+        """Return the direction's state for a new server.
 
         Raises:
             ConfigError: this is not one of the package's directions and has no :meth:`combine`.
