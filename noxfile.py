@@ -279,7 +279,7 @@ def theirs(session: nox.Session, framework: str) -> None:
 # Extras that can be installed together, further packages, and their tests.
 NEWEST = {
     "core": (
-        "test,queue,privacy,lightning,tensorboard,mlflow,wandb",
+        "test,queue,privacy,tensorboard,mlflow,wandb",
         [],
         ["tests", "--ignore=tests/integrations"],
     ),
@@ -358,7 +358,7 @@ def cuda(session: nox.Session) -> None:
 def extras(session: nox.Session) -> None:
     """Test with real Flower, and what needs other extras: queues, callbacks, trackers, Ray."""
     debian(session, "nats-server", "nats-server")
-    install_flower(session, wheel=f"{FLOWER_EXTRAS},queue,lightning,ray,privacy")
+    install_flower(session, wheel=f"{FLOWER_EXTRAS},queue,ray,privacy")
     session.run(*PYTEST, *FLOWER)
     session.run(*PYTEST, "tests/server/test_queue_example.py", "tests/clients")
     session.run(*PYTEST, "tests/integrations/test_ray.py")

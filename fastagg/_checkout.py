@@ -1,4 +1,7 @@
-"""Finds the extension when Python runs in a checkout's folder, where ``fastagg/`` has the sources without it."""
+"""Finds the compiled extension when Python runs in a clone's folder, where ``fastagg/`` has only sources.
+
+It refuses an extension that was compiled from other C++ sources than the clone's. Only fastagg/_build.py calls it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of arguments, and the sentence of every refusal: the argument, what it should be, what came, what to do."""
+"""Checks arguments, and words every refusal: the argument, what was expected, what came, and what to do.
+
+Every room may call it. It imports neither torch nor the extension, so that the command line answers at once.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from fastagg.errors import ConfigError
 _LARGEST = 3.4e38  # of float32, in which kernels compute
 _MOST = 2**63 - 1  # of the whole numbers that native code takes
 
-# Names of ours by what other libraries and papers call them, if the spelling is too different to guess. The first one
-# that exists where the name was used is meant.
+# What other libraries and papers call our arguments and methods, if the spelling is too different to guess. Of several
+# names of ours the first that exists in that place is proposed.
 _ELSEWHERE = {
     "learning_rate": ("lr", "alpha"), "server_lr": ("lr", "alpha"), "server_learning_rate": ("lr", "alpha"),
     "eta": ("lr", "alpha"), "lr": ("alpha", "lam"), "step_size": ("lr",), "epsilon": ("eps",), "tau": ("eps",),
@@ -49,18 +52,17 @@ def warn(text: str) -> None:
     warnings.warn(text, UserWarning, stacklevel=level)
 
 
-class Rule(NamedTuple):
+class SettingRule(NamedTuple):
     """What a setting may be besides its type: ``lr: Annotated[float, Rule(least=0)]``.
 
     Attributes:
-        meaning, default: its documentation, and its value if it is not given, where nothing else says them.
+        default: its value if it is not given, where nothing else says it.
         least, above, below, most: its range, for numbers.
         name: what it is called in messages, if not by its own name.
         free: whether it may change from one opening of a folder to the next: it does not affect the model.
         kept: whether a checkpoint has it.
     """
 
-    meaning: str = ""
     default: Any = None
     least: float | None = None
     above: float | None = None
@@ -71,16 +73,17 @@ class Rule(NamedTuple):
     kept: bool = True
 
 
-Number = Annotated[float, Rule()]
-Positive = Annotated[float, Rule(above=0)]
-NotNegative = Annotated[float, Rule(least=0)]
-Divisor = Annotated[float, Rule(least=1e-30)]
-Decay = Annotated[float, Rule(least=0, below=1)]
-Count = Annotated[int, Rule(least=1)]
-Size = Annotated[int, Rule(least=1, name="buffer_size")]
+Number = Annotated[float, SettingRule()]
+Positive = Annotated[float, SettingRule(above=0)]
+NotNegative = Annotated[float, SettingRule(least=0)]
+Divisor = Annotated[float, SettingRule(least=1e-30)]
+Decay = Annotated[float, SettingRule(least=0, below=1)]
+Betas = tuple[Decay, Decay]
+Count = Annotated[int, SettingRule(least=1)]
+Size = Annotated[int, SettingRule(least=1, name="buffer_size")]
 
 
-class _Short(reprlib.Repr):
+class _ShortRepr(reprlib.Repr):
     """Arrays, models and classes by their kind, all others by their repr, cut."""
 
     def __init__(self) -> None:
@@ -106,7 +109,7 @@ def wrong(name: str, expected: str, value: object, do: str = "") -> str:
 def shown(value: object) -> str:
     """Return a value in a few words on one line."""
     try:
-        return " ".join(_Short().repr(value).split())
+        return " ".join(_ShortRepr().repr(value).split())
     except Exception:  # a user's own class may raise anything
         return f"an object of type {type(value).__name__}"
 
@@ -154,52 +157,73 @@ def flag(name: str, value: object) -> bool:
 
 
 def fits(name: str, value: Any, hint: Any) -> Any:
-    """Return ``value`` if it is what a type says, with its :class:`Rule`: a number, or one of a Literal's words. Other
-    types say nothing here."""
+    """Return ``value`` if it is what a type says, with its :class:`Rule`: a number, one of a Literal's words, or a pair
+    of them. A list, which a file has in place of a tuple, becomes one. Other types say nothing here."""
     kinds = dict(_kinds(hint, None))
     if value is None and NoneType in kinds:
         return value
-    rule = next((one for one in kinds.values() if one), None)
+    rule = next((rule for rule in kinds.values() if rule), None)
     name = rule.name or name if rule else name
     classes = (*(kind for kind in kinds if isinstance(kind, type)), *[int] * (float in kinds))
     for kind in kinds:
         if get_origin(kind) is Literal and not isinstance(value, classes):
             return one_of(name, value, get_args(kind))
+        if get_origin(kind) is tuple and not says_nothing(kind):
+            items = get_args(kind)
+            if not isinstance(value, (tuple, list)) or len(value) != len(items):
+                raise ConfigError(wrong(name, f"{'two' if len(items) == 2 else len(items)} numbers", value))
+            return tuple(fits(f"{name}[{k}]", value[k], item) for k, item in enumerate(items))
     if bool in kinds:
         return flag(name, value)
     if rule and int in kinds:
         return whole(name, value, least=int(rule.least or 0), most=None if rule.most is None else int(rule.most))
     if rule and float in kinds:
-        found = number(name, value, above=rule.above, least=rule.least)
-        if (rule.below is not None and found >= rule.below) or (rule.most is not None and found > rule.most):
+        checked = number(name, value, above=rule.above, least=rule.least)
+        if (rule.below is not None and checked >= rule.below) or (rule.most is not None and checked > rule.most):
             begin = f"({rule.above:g}" if rule.least is None else f"[{rule.least:g}"
             end = f"{rule.most:g}]" if rule.below is None else f"{rule.below:g})"
             raise ConfigError(wrong(name, f"a number in {begin}, {end}", value))
     return value
 
 
-def _kinds(hint: Any, rule: Rule | None) -> Iterator[tuple[Any, Rule | None]]:
-    """Yield the types that a value may have, and what else is said of them."""
+def _kinds(hint: Any, rule: SettingRule | None) -> Iterator[tuple[Any, SettingRule | None]]:
+    """Yield each type of a union, with its rule, if it has one."""
     if get_origin(hint) is Annotated:
         yield from _kinds(hint.__origin__, hint.__metadata__[0])
     elif get_origin(hint) in (Union, UnionType):
-        for one in get_args(hint):
-            yield from _kinds(one, rule)
+        for part in get_args(hint):
+            yield from _kinds(part, rule)
     else:
         yield hint, rule
 
 
 def fields(owner: object, prefix: str = "") -> None:
     """Check the fields of a dataclass of ours that say what they may be. Those of a user's class are its own."""
-    ours = next(base for base in type(owner).__mro__ if base.__module__.startswith("fastagg."))
-    for name, hint in _fields(ours).items():
-        fits(prefix + name, getattr(owner, name), hint)
+    for name, hint in hints(own_class(owner)).items():
+        value = getattr(owner, name)
+        checked = fits(prefix + name, value, hint)
+        if checked is not value:
+            object.__setattr__(owner, name, checked)
+
+
+def own_class(owner: object) -> type:
+    """Return the class of ours that an object's class is, or is derived from."""
+    return next(base for base in type(owner).__mro__ if base.__module__.startswith("fastagg."))
 
 
 @cache
-def _fields(kind: Any) -> Mapping[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {one.name: hints[one.name] for one in dataclasses.fields(kind)}
+def hints(kind: Any) -> Mapping[str, Any]:
+    """Return the types of a dataclass's fields, with their rules."""
+    types = get_type_hints(kind, include_extras=True)
+    return {field.name: types[field.name] for field in dataclasses.fields(kind)}
+
+
+def says_nothing(hint: Any) -> bool:
+    """Return whether :func:`fits` takes any number or text for a type, because it has no rule."""
+    return any(
+        rule is None and (kind in (float, int, str) or (get_origin(kind) is tuple and says_nothing(get_args(kind)[0])))
+        for kind, rule in _kinds(hint, None)
+    )
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
@@ -246,10 +270,10 @@ def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | 
     """Return the known name that was probably meant. ``guess``: also one that is only spelt alike."""
     if not isinstance(name, str):
         return None
-    by_lower = {one.lower(): one for one in known}
+    by_lower = {spelling.lower(): spelling for spelling in known}
     lower = name.lower()
-    near = [one for one in _ELSEWHERE.get(lower, ()) if one in by_lower]
-    near = near or [one for one in sorted(by_lower) if lower in one.split("_")]
+    near = [spelling for spelling in _ELSEWHERE.get(lower, ()) if spelling in by_lower]
+    near = near or [spelling for spelling in sorted(by_lower) if lower in spelling.split("_")]
     if guess:
         near = near or difflib.get_close_matches(lower, by_lower, 1)
     return by_lower[near[0]] if near else None

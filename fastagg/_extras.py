@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from fastagg.errors import MissingDependency
 
-# The modules of each extra, by their import names.
+# The modules that each extra installs, as they are imported.
 CLI = ("typer", "rich")
 METRICS = ("prometheus_client",)
 SERVE = (*CLI, "starlette", "uvicorn", "h11", "prometheus_client", "safetensors")

@@ -1,4 +1,4 @@
-"""Calls with an unknown, missing or unnamed argument: one error that says what to type, instead of Python's own."""
+"""Checks the names of a call's arguments: WrongArguments says what to type, in place of Python's TypeError."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Keywords(NamedTuple):
 def of(function: Callable[..., object]) -> Keywords:
     """Return the arguments of ``function``. They are looked up at the first use, not when the package is imported."""
     bare = getattr(function, "func", function)  # of a functools.partial
-    found = [p for p in inspect.signature(inspect.unwrap(function)).parameters.values() if p.name != "self"]
-    own = [p for p in found if p.kind is p.KEYWORD_ONLY]
+    parameters = [p for p in inspect.signature(inspect.unwrap(function)).parameters.values() if p.name != "self"]
+    own = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     settings = {p.name for p in own}
-    for passed_on in (p.name for p in found if p.kind is p.VAR_KEYWORD):
+    for passed_on in (p.name for p in parameters if p.kind is p.VAR_KEYWORD):
         typed = get_args(get_type_hints(bare).get(passed_on))  # Unpack[a TypedDict]
         if len(typed) != 1:
             raise WrongArguments(
@@ -43,8 +43,8 @@ def of(function: Callable[..., object]) -> Keywords:
         frozenset(settings),
         frozenset(p.name for p in own if p.default is p.empty),
         tuple(p.name for p in own),
-        tuple(p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD),
-        tuple(p.name for p in found if p.default is p.empty and p.kind is not p.VAR_KEYWORD),
+        tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
+        tuple(p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD),
     )
 
 
@@ -59,36 +59,36 @@ def checked(function: Callable[P, R], place: Callable[[str], str] = lambda key: 
     line = "fastagg." * function.__module__.startswith(public) + name
 
     @wraps(function)
-    def call(*args: P.args, **given: P.kwargs) -> R:
-        wrong = _wrong(of(function), args[function.__name__ == "__init__" :], given, place)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        wrong = _wrong(of(function), args[function.__name__ == "__init__" :], keywords, place)
         if wrong:
             raise WrongArguments(f"{name}: {wrong[0]}" + (f"; write {line}({wrong[1]})" if wrong[1] else ""))
-        return function(*args, **given)
+        return function(*args, **keywords)
 
     return call
 
 
-def made(kind: Callable[..., R], given: Mapping[Any, Any]) -> R:
+def made(kind: Callable[..., R], settings: Mapping[Any, Any]) -> R:
     """Return one of a class, whose settings are plain data."""
-    if not all(isinstance(key, str) for key in given):
-        raise WrongArguments(_checks.wrong(kind.__name__, "settings by their names", given))
-    return checked(kind)(**given)
+    if not all(isinstance(key, str) for key in settings):
+        raise WrongArguments(_checks.wrong(kind.__name__, "settings by their names", settings))
+    return checked(kind)(**settings)
 
 
 def passes_on(function: Callable[..., object], more: Mapping[str, object]) -> None:
     """Give a function's signature the keywords that it passes on, with their defaults, in place of its ``**``."""
     own = inspect.signature(function, eval_str=True)
-    plain = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    found = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in more.items()]
-    function.__signature__ = own.replace(parameters=[*plain, *found])  # type: ignore[attr-defined]
+    plain = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    passed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in more.items()]
+    function.__signature__ = own.replace(parameters=[*plain, *passed])  # type: ignore[attr-defined]
 
 
 def _wrong(
-    known: Keywords, args: tuple[object, ...], given: Mapping[str, object], place: Callable[[str], str]
+    known: Keywords, args: tuple[object, ...], keywords: Mapping[str, object], place: Callable[[str], str]
 ) -> tuple[str, str] | None:
     """Return what is wrong with a call's arguments, and what to write between the brackets."""
     settings, _, named, positional, needed = known
-    for key in given:
+    for key in keywords:
         if key not in settings and key not in positional:
             names = settings.union(positional)
             elsewhere = "" if _checks.nearest(key, names, guess=False) else place(key)
@@ -97,7 +97,7 @@ def _wrong(
         extra = [f"{key}={_checks.shown(value)}" for key, value in zip(named, args[len(positional) :], strict=False)]
         places = f"{len(positional)} argument{'s'[: len(positional) != 1]} without a name"
         return f"expected at most {places}, got {len(args)}", ", ".join([*positional, *extra])
-    missing = [key for key in needed if key not in positional[: len(args)] and key not in given]
+    missing = [key for key in needed if key not in positional[: len(args)] and key not in keywords]
     if missing:
         lines = [key if key in positional else f"{key}=..." for key in needed]
         return f"expected {', '.join(map(repr, missing))}, got no such argument", ", ".join(lines)

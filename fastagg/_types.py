@@ -1,4 +1,4 @@
-"""Names for data whose types a checker cannot know: what is in a checkpoint or a file is checked where it is read."""
+"""Names for data whose types a type checker cannot know. Such data is checked where it is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 State = dict[str, Any]
 # Plain data as TOML and JSON hold it: a recipe or a section of one, keywords of a function, a summary.
 Plain = dict[str, Any]
-# A model, an update, or what one array of it is: in the form of the caller's ``params``, which no annotation can name.
+# A model, an update, or an array of one. It has the form of the caller's ``params``, which no annotation can name.
 Arrays = Any
 # Dicts, lists and tuples in each other, with plain data and tensors in them: a state, or a part of one.
 Tree = Any

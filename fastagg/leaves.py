@@ -1,4 +1,4 @@
-"""Leaves: processes that each add up the updates of their own clients and pass on one sum."""
+"""Leaves: each adds up the updates of its own clients, without a server, and passes on one sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastagg.rules.names import Weighting
 from fastagg.server import admission
 from fastagg.server.dispatch import Client, Partial, Samples
 from fastagg.storage import memory
-from fastagg.storage.cell import Swapped
+from fastagg.storage.cell import SwapCell
 
 _LARGEST = 2.0**120  # the limit of a sum's elements, as in csrc/engine/direction.h
 _REMEMBERED = 16_384  # as many ids as a server remembers, csrc/engine/ids.h
@@ -57,7 +57,7 @@ class Leaf:
         tensor([2., 2.])
     """
 
-    _sum = Swapped[_Sum]()  # exchanged in the call that adds to its total: no interrupt falls between them
+    _sum = SwapCell[_Sum]()  # exchanged in the call that adds to its total: no interrupt falls between them
 
     def __init__(
         self,
@@ -193,6 +193,6 @@ class Leaf:
         if held.total is None:
             raise ConfigError("take: this leaf has no updates yet")
         clients = tuple(client for client, fold in self._clients.items() if fold <= held.folds)
-        found = Partial(held.total, held.updates, held.weight, clients)
+        partial = Partial(held.total, held.updates, held.weight, clients)
         self._sum, self._clients = _Sum(held.folds), {}
-        return found
+        return partial

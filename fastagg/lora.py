@@ -43,7 +43,7 @@ def cut(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
         ConfigError: the rank is out of range.
     """
     _checks.whole("rank", rank, least=1)
-    found = {}
+    tensors = {}
     for name, array in adapters.items():
         tensor = as_tensor(array)
         axis = _axis(name, tensor)
@@ -51,8 +51,8 @@ def cut(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
             if tensor.shape[axis] < rank:
                 raise ShapeMismatch(f"{name!r}: expected a rank of at least {rank}, got {tensor.shape[axis]}")
             tensor = tensor.narrow(axis, 0, rank).clone()
-        found[name] = tensor
-    return found
+        tensors[name] = tensor
+    return tensors
 
 
 def padded(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def padded(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
         ConfigError: the rank is out of range.
     """
     _checks.whole("rank", rank, least=1)
-    found = {}
+    tensors = {}
     for name, array in adapters.items():
         tensor = as_tensor(array)
         axis = _axis(name, tensor)
@@ -74,8 +74,8 @@ def padded(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
             shape = list(tensor.shape)
             shape[axis] = more
             tensor = torch.cat([tensor, tensor.new_zeros(shape)], axis)
-        found[name] = tensor
-    return found
+        tensors[name] = tensor
+    return tensors
 
 
 def products(

@@ -3,6 +3,18 @@
 Each takes the settings of its parts and of :class:`fastagg.Server`, too: ``help(fastagg.FedBuff)`` has them all. One
 that is out of range raises :class:`fastagg.ConfigError`. An unknown one does, too, and the message names the nearest.
 
+The same in every preset that has them:
+
+- ``params``: the model, in any form that :class:`fastagg.Server` takes.
+- ``lr``: the server's learning rate eta, >= 0.
+- ``clients_per_round``: the number of updates in a synchronous round. Each of them must start from the current version.
+  None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+- ``buffer_size``: M, the number of updates in a step, >= 1.
+- ``num_clients``: n. Client ids are then 0..n-1.
+- ``momentum``: mu, and ``betas``: decay rates of the moments, in [0, 1). ``eps``: > 0, added outside the square root.
+- ``moments``: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
+- ``staleness``: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+
 An update is a delta ``Delta_i = x_i^K - x_s`` from client i's local training, or a gradient ``g_i`` at the model that
 the client was sent. ``x`` is the model, ``s`` the version that an update started from, ``t`` the current version, and
 ``tau = t - s``.
@@ -78,7 +90,7 @@ _PASSED_ON: dict[str, object] = {
 
 
 def preset(function: Callable[P, Server]) -> Callable[P, Server]:
-    """Register a preset. Its signature gets what it passes on; tools/document.py writes that into its documentation."""
+    """Register a preset. Its signature gets what it passes on, in place of its ``**``."""
     checked, known = registered(function), _keywords.of(function)
     more = [name for name in _PASSED_ON if name in known.settings and name not in known.named]
     _keywords.passes_on(checked, {name: _PASSED_ON[name] for name in more})
@@ -90,15 +102,15 @@ class CohortSettings(ClientSettings, directions.RoundSettings, names.DecaySettin
 
 
 class BufferSettings(ServerSettings, directions.RoundSettings, names.DecaySettings, total=False):
-    """The arguments of the other presets that add updates up."""
+    """The arguments of the presets that add updates up, except FedAvg and FedProx."""
 
 
 class StepSettings(ServerSettings, names.DecaySettings, total=False):
-    """The arguments of those whose every update is a step, with an optimizer that has a momentum."""
+    """The arguments of the presets that step at every update, with an optimizer that has a momentum."""
 
 
 class AdaptiveSettings(BufferSettings, names.SecondSettings, total=False):
-    """The arguments of those whose optimizer has a second moment."""
+    """The arguments of the presets whose optimizer has a second moment."""
 
 
 def _parted(settings: Mapping[str, Any]) -> tuple[directions.RoundSettings, dict[str, Any], ServerSettings]:
@@ -123,38 +135,10 @@ def FedBuff(
     FedBuff's paper has ``fastagg.Polynomial(0.5)``. ``normalize`` is another divisor than M. Updates count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        buffer_size: M, the number of updates in a step, >= 1.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        params, lr, buffer_size, staleness: as in every preset (:mod:`fastagg.presets`).
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=2)
@@ -189,45 +173,15 @@ def FADAS(
     ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        buffer_size: M, the number of updates in a step, >= 1.
+        params, lr, buffer_size, moments: as in every preset (:mod:`fastagg.presets`).
         betas, eps: the paper's. torch's AMSGrad has (0.9, 0.999) and a bias correction.
         delay_threshold: tau_c. If the largest delay in the buffer exceeds it, the step shrinks. None: never.
         delay_rule: ``scaled`` is ``lr/tau_max`` (Eq. 77, used in the paper's experiments). ``reciprocal`` is
             ``min(lr, 1/tau_max)`` (Eq. 4): with the default rate nothing below a delay of 1,000.
         bias_correction: as in the authors' program. The paper's Algorithm 1 has none.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FADAS(torch.zeros(2), lr=0.1, buffer_size=1, betas=(0.0, 0.0))
@@ -260,7 +214,7 @@ def FedAsync(
     client may still answer it.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
+        params: as in every preset (:mod:`fastagg.presets`).
         alpha: mixing weight of a fresh update, in (0, 1].
         policy: ``constant``; ``hinge``, ``s = 1 if tau <= b else 1/(a*(tau-b)+1)``; ``polynomial``, ``s = (tau+1)^-a``.
         a: setting of the hinge (default 10) or the polynomial (0.5), > 0. Other policies refuse it.
@@ -269,28 +223,7 @@ def FedAsync(
             number, > 0: the samples of all clients (APPFL), or a client's average. With ``uniform`` it is divided only.
             An answer whose a_t would be above 1 is refused; ``max_samples`` prevents that. None: samples have no
             effect. See :class:`fastagg.Mixing`.
-
-    Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAsync(torch.zeros(2), alpha=0.5)
@@ -299,13 +232,13 @@ def FedAsync(
         tensor([0.5000, 0.5000])
     """
     _checks.fits("policy", policy, names.Policy)
-    _checks.fits("alpha", alpha, Annotated[float, _checks.Rule(above=0, most=1)])
-    given = {key: value for key, value in (("a", a), ("b", b)) if value is not None}
-    for key in given:
+    _checks.fits("alpha", alpha, Annotated[float, _checks.SettingRule(above=0, most=1)])
+    settings = {key: value for key, value in (("a", a), ("b", b)) if value is not None}
+    for key in settings:
         if key not in {"constant": (), "hinge": ("a", "b"), "polynomial": ("a",)}[policy]:
-            raise ConfigError(f"{key}: policy {policy!r} has no such setting, got {given[key]!r}; leave it out")
+            raise ConfigError(f"{key}: policy {policy!r} has no such setting, got {settings[key]!r}; leave it out")
     kind = {"constant": Constant, "hinge": Hinge, "polynomial": Polynomial}[policy]
-    return Server(params, directions.Mixing(normalize=normalize), SGD(alpha), kind(**given), **server)
+    return Server(params, directions.Mixing(normalize=normalize), SGD(alpha), kind(**settings), **server)
 
 
 @preset
@@ -313,30 +246,8 @@ def ASGD(params: object, *, lr: float, **server: Unpack[ServerSettings]) -> Serv
     """Vanilla asynchronous SGD: ``x <- x - lr*g_i`` at every update.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-
-    Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        params, lr: as in every preset (:mod:`fastagg.presets`).
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ASGD(torch.zeros(2), lr=0.1)
@@ -361,34 +272,12 @@ def DelayAdaptiveASGD(
     """Asynchronous SGD with a smaller rate for old gradients: ``x <- x - lr(tau)*g_i``. The ACE paper, Algorithm a.4.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
+        params, lr: as in every preset (:mod:`fastagg.presets`).
         delay_threshold: tau_C, >= 0. The paper's default is the concurrency.
         stale: the rate of an update beyond the threshold. ``lipschitz``: ``min(lr, 1/(4*L*tau))`` (the paper; needs L).
             ``drop``: 0. ``scaled``: ``lr*tau_C/tau`` (the ACE authors' program; needs no L).
         lipschitz: L, > 0, for ``stale="lipschitz"``.
-
-    Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.DelayAdaptiveASGD(torch.zeros(2), lr=0.1, delay_threshold=1)
@@ -425,34 +314,12 @@ def ACE(
     count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        num_clients: n. Client ids are then 0..n-1.
+        params, lr, num_clients: as in every preset (:mod:`fastagg.presets`).
         cache: format of the cached gradients U_i. With ``mode="client"`` the server keeps none.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
         mode: ``incremental``, ``direct`` or ``client``.
         optimizer: a server optimizer other than SGD. It has its own ``lr``.
-
-    Keyword Args:
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ACE(torch.zeros(2), lr=0.1, num_clients=2, cache="int8")
@@ -489,33 +356,12 @@ def ACED(
     (docs/algorithms.md). Clients count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        num_clients: n. Client ids are then 0..n-1.
+        params, lr, num_clients: as in every preset (:mod:`fastagg.presets`).
         max_delay: tau_algo, >= 0. If no delay is larger, ACED is exactly ACE.
         cache: format of the cached gradients U_i.
         freshness: ``dispatch`` (Algorithm a.1) or ``gradient`` (the text of Eq. 7), see :class:`fastagg.ActiveSet`.
         warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
-
-    Keyword Args:
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-
-    More about them: :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.ACED(torch.zeros(2), lr=0.1, num_clients=2, max_delay=5)
@@ -546,34 +392,10 @@ def CA2FL(
     clients. Then ``h_i <- Delta_i``. The ACE paper, Algorithm a.3. Updates count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        num_clients: n. Client ids are then 0..n-1.
-        buffer_size: M, the number of updates in a step, >= 1.
-        lr: the server's learning rate eta, >= 0.
+        params, lr, buffer_size, num_clients, staleness: as in every preset (:mod:`fastagg.presets`).
         cache: format of the cached updates h_i.
         repeat: ``start`` (the paper) or ``latest`` (public programs), see :class:`fastagg.Calibrated`.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.CA2FL(torch.zeros(2), num_clients=2, buffer_size=2)
@@ -605,30 +427,9 @@ def AsyncFedED(
     keeps only versions that a client may still answer.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
+        params: as in every preset (:mod:`fastagg.presets`).
         lam, eps, gamma_bar, kappa, local_steps, max_local_steps, gamma_max: see :class:`fastagg.Euclidean`.
-
-    Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.AsyncFedED(torch.zeros(2), lam=1.0, eps=1.0)
@@ -661,35 +462,11 @@ def FedEcho(
     count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
+        params, lr, buffer_size, num_clients, staleness: as in every preset (:mod:`fastagg.presets`).
         distill: the unlabelled data, the model's code, and the settings. ConfigError if its model differs from
             ``params`` or returns no logits.
-        num_clients: n. Client ids are then 0..n-1.
-        lr: the server's learning rate eta, >= 0.
-        buffer_size: M, the number of updates in a step, >= 1.
         cache: format of the clients' logits.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Raises:
         DataError: there is no unlabelled data, or it cannot be read.
@@ -726,41 +503,8 @@ def FedAC(
     :class:`fastagg.clients.DriftCorrection`. Pass its second result to ``receive`` as ``control``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        buffer_size: M, the number of updates in a step, >= 1.
-        betas: decay rates of the moments, in [0, 1).
-        eps: > 0, added outside the square root.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
-
-    Example:
-        >>> server = fastagg.FedAC(torch.zeros(2), lr=0.01, buffer_size=1)
-        >>> task = server.dispatch("ann")
-        >>> server.receive("ann", torch.ones(2)).applied
-        True
+        params, lr, buffer_size, betas, eps, moments, staleness: as in every preset (:mod:`fastagg.presets`).
+        server: the other settings of :class:`fastagg.Server`.
     """
     optimizer = Lookahead(lr, betas, eps, moments=moments)
     return Server(params, directions.CosineBuffer(buffer_size), optimizer, staleness, **server)
@@ -771,13 +515,13 @@ def _synchronous(
     params: object,
     clients_per_round: int | None,
     make: Callable[..., Optimizer],
-    *given: Any,
+    *settings: Any,
     along: Callable[..., directions.Direction] = directions.Cohort,
     **more: Any,
 ) -> Server:
     _checks.fits("clients_per_round", clients_per_round, _checks.Count | None)
     rounds, steps, rest = _parted(server)
-    return Server(params, along(clients_per_round, **rounds), make(*given, **more, **steps), **rest)
+    return Server(params, along(clients_per_round, **rounds), make(*settings, **more, **steps), **rest)
 
 
 @preset
@@ -796,38 +540,12 @@ def FedAvg(
     For FedProx (Eq. 39) use this server with :func:`fastagg.clients.add_proximal_gradient_` on the clients.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        params, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         lr: 1 for plain averaging.
         weighting: ``samples`` or ``uniform``.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=2)
@@ -852,42 +570,11 @@ def FedProx(
     """:func:`FedAvg`'s server. Clients add the proximal term (:func:`fastagg.clients.add_proximal_gradient_`).
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
+        params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         weighting: ``samples`` or ``uniform``.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
-
-    Example:
-        >>> fastagg.FedProx(torch.zeros(2), clients_per_round=10).version
-        0
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
     """
     return FedAvg(params, clients_per_round=clients_per_round, lr=lr, weighting=weighting, **server)
 
@@ -908,40 +595,11 @@ def FedAvgM(
     and FL-bench by samples.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
+        params, lr, clients_per_round, moments: as in every preset (:mod:`fastagg.presets`).
         beta: decay rate of the moment, in [0, 1).
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedAvgM(torch.zeros(2), lr=0.5, beta=0.9, clients_per_round=1)
@@ -972,48 +630,11 @@ def FedAdam(
     Algorithm 1 and in APPFL's default; in Flower, FLARE and FL-bench by samples.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
-        betas: decay rates of the moments, in [0, 1).
-        eps: > 0, added outside the square root.
+        params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
         bias_correction: Adam's.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
-
-    Example:
-        >>> type(fastagg.FedAdam(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
-        'Adam'
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
     """
     return _synchronous(server, params, clients_per_round, Adam, lr, betas, eps, bias_correction, moments=moments)
 
@@ -1036,48 +657,11 @@ def FedYogi(
     starts at tau, optax's at 1e-6.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
-        betas: decay rates of the moments, in [0, 1).
-        eps: > 0, added outside the square root.
+        params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
         bias_correction: Adam's.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
-
-    Example:
-        >>> type(fastagg.FedYogi(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
-        'Yogi'
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
     """
     return _synchronous(server, params, clients_per_round, Yogi, lr, betas, eps, bias_correction, moments=moments)
 
@@ -1098,47 +682,11 @@ def FedAdagrad(
     Defaults, the ``uniform`` weighting and the start of v as in :func:`FedAdam`; ``beta`` is 0, so that ``m = D``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
+        params, lr, clients_per_round, eps, moments: as in every preset (:mod:`fastagg.presets`).
         beta: decay rate of the moment, in [0, 1).
-        eps: > 0, added outside the square root.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
-
-    Example:
-        >>> type(fastagg.FedAdagrad(torch.zeros(2), lr=0.01, clients_per_round=10).optimizer).__name__
-        'Adagrad'
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
     """
     return _synchronous(server, params, clients_per_round, Adagrad, lr, beta, eps, moments=moments)
 
@@ -1160,48 +708,11 @@ def FedAMS(
     The maximum is of v, also with a bias correction (torch's). Updates count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
-        betas: decay rates of the moments, in [0, 1).
-        eps: > 0, added outside the square root.
+        params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
         bias_correction: Adam's.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax).
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
-
-    Example:
-        >>> type(fastagg.FedAMS(torch.zeros(2), lr=0.01, clients_per_round=10, moments="8bit").optimizer).__name__
-        'AMSGrad'
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
     """
     return _synchronous(server, params, clients_per_round, AMSGrad, lr, betas, eps, bias_correction, moments=moments)
 
@@ -1226,34 +737,10 @@ def FedMedian(
     Updates count ``uniform``. :class:`fastagg.Robust` has the other rules, and the asynchronous form.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
-
-    Keyword Args:
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
+        at_least, grace: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.FedMedian(torch.zeros(1), clients_per_round=3)
@@ -1274,35 +761,11 @@ def FedTrimmedAvg(
     element (Yin et al. 2018; Flower). Updates count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         beta: the share that is cut at each end, in [0, 0.5).
-        lr: the server's learning rate eta, >= 0.
-
-    Keyword Args:
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        at_least, grace: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> fastagg.FedTrimmedAvg(torch.zeros(2), clients_per_round=10, beta=0.3).direction.trim
@@ -1325,35 +788,11 @@ def Krum(
     Updates count ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         num_malicious_nodes: f, of which M must be at least 2f + 3.
-        lr: the server's learning rate eta, >= 0.
-
-    Keyword Args:
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        at_least, grace: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> fastagg.Krum(torch.zeros(2), clients_per_round=7, num_malicious_nodes=2).direction.f
@@ -1378,36 +817,12 @@ def MultiKrum(
     Blanchard et al. 2017. Updates count ``uniform`` in the mean; in Flower by samples.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+        params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
         num_malicious_nodes: f, of which M must be at least 2f + 3.
         num_nodes_to_select: M - f by default.
-        lr: the server's learning rate eta, >= 0.
-
-    Keyword Args:
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        at_least, grace: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.MultiKrum(torch.zeros(2), clients_per_round=7, num_nodes_to_select=3)
@@ -1435,40 +850,10 @@ def DiLoCo(
     ``uniform``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        clients_per_round: the number of updates in a synchronous round. Each of them must start from the current
-            version. None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
-        lr: the server's learning rate eta, >= 0.
-        momentum: mu, in [0, 1).
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        params, lr, clients_per_round, momentum, moments: as in every preset (:mod:`fastagg.presets`).
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.DiLoCo(torch.zeros(2), clients_per_round=2, lr=1.0, momentum=0.5)
@@ -1496,35 +881,10 @@ def AsyncDiLoCo(
     dynamic local updates are ``fastest_steps`` of the server.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        momentum: mu, in [0, 1).
+        params, lr, momentum, staleness: as in every preset (:mod:`fastagg.presets`).
         period: N, at least the number of workers.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.AsyncDiLoCo(torch.zeros(2), lr=1.0, period=2, fastest_steps=100)
@@ -1559,36 +919,11 @@ def HeLoCo(
     ``x + lr*mu*m``. arXiv 2606.00271: Algorithms 1 and 2, Eqs. 5, 7 to 15, 18, 19.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
-        momentum: mu, in [0, 1).
+        params, lr, momentum, staleness: as in every preset (:mod:`fastagg.presets`).
         rho: the weight of an arrival; the paper recommends ``1/sqrt(K)`` for K workers.
         c_ok, k_s, k_d, kappa, beta_max, eps: see :class:`fastagg.Aligned`.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.HeLoCo(torch.zeros(2), lr=1.0, momentum=0.5)
@@ -1620,41 +955,13 @@ def DecoupledDiLoCo(
     tokens*tokens/steps`` since the learner last sent this fragment; ``m <- mu*m + D; x <- x + lr*(D + mu*m)``.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
+        params, lr, momentum, moments, staleness: as in every preset (:mod:`fastagg.presets`).
         buffer_size: the number of learners; the step comes when all have answered, or ``grace`` seconds after the
             ``at_least``-th (the quorum). None: by the quorum alone.
-        lr: the server's learning rate eta, >= 0.
-        momentum: mu, in [0, 1).
         weighting: ``tokens``: answers come with ``num_samples=(tokens, steps)``. Or ``samples``, or ``uniform``.
-        moments: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-        staleness: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
-
-    Keyword Args:
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead.
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`, :class:`fastagg.Optimizer`, :class:`fastagg.Buffer`.
+        overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
+        weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> cut = fastagg.parts(torch.nn.Linear(2, 2), 2)
@@ -1678,31 +985,9 @@ def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server:
     version; its client is sent the current one.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes.
-        lr: the server's learning rate eta, >= 0.
+        params, lr: as in every preset (:mod:`fastagg.presets`).
         delay_threshold: R, >= 1.
-
-    Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean.
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``.
-        seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-        device: where the state is and steps run.
-        lease: seconds after which an unanswered task ends.
-        max_open_per_client: the most open tasks of one client.
-        max_clients: the most clients that are known at a time.
-        max_waiting: the most threads that may wait in ``receive`` for other threads.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed.
-        max_delay: versions after which a task ends as with ``lease``.
-
-    More about them: :class:`fastagg.Server`.
+        server: the other settings of :class:`fastagg.Server`.
 
     Example:
         >>> server = fastagg.RingmasterASGD(torch.zeros(2), lr=0.1, delay_threshold=1)

@@ -20,14 +20,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Part:
+class RulePart:
     """What a server is made of: base class of directions, optimizers and staleness policies."""
 
     def __post_init__(self) -> None:
         _checks.fields(self)
 
 
-T = TypeVar("T", bound=Part)
+T = TypeVar("T", bound=RulePart)
 
 _bases: dict[str, type] = {}  # kind -> the base class of all parts of this kind
 _parts: dict[tuple[str, str], type] = {}  # (kind, name) -> class
@@ -35,7 +35,7 @@ _presets: dict[str, Callable[..., Any]] = {}
 
 
 def fill() -> None:
-    """Import the package's own parts and presets, which register themselves. ``import fastagg`` replaces it."""
+    """Import the package's own parts and presets, which register themselves. fastagg/__init__.py sets it."""
 
 
 def add_kind(kind: str, base: type) -> None:
@@ -115,10 +115,10 @@ def check_settings(part: object) -> None:
     """Refuse a part of a user's own with a setting that a checkpoint cannot hold."""
     if type(part).__module__.startswith("fastagg.") or not is_dataclass(part):
         return
-    for one in fields(part):
-        if one.init and not _plain(value := getattr(part, one.name)):
+    for setting in fields(part):
+        if setting.init and not _plain(value := getattr(part, setting.name)):
             what = "a number, text or None, or a list, tuple or dict of them, which a checkpoint can hold"
-            raise ConfigError(_checks.wrong(f"{type(part).__name__}: {one.name}", what, value))
+            raise ConfigError(_checks.wrong(f"{type(part).__name__}: {setting.name}", what, value))
 
 
 def _plain(value: object) -> bool:
@@ -131,22 +131,22 @@ def _plain(value: object) -> bool:
 
 def part(kind: str, settings: Mapping[str, object]) -> Any:
     """Return the direction, optimizer or staleness policy that :func:`describe` described."""
-    given = dict(settings)
-    name = given.pop("name", None)
+    values = dict(settings)
+    name = values.pop("name", None)
     if not isinstance(name, str) or not name.isidentifier():
         raise ConfigError(f"{kind}: expected the name of a part, got {name!r}")
-    found = _parts.get((kind, name))
-    if found is None:
+    part_class = _parts.get((kind, name))
+    if part_class is None:
         raise MissingPart(
             f"the checkpoint needs the {kind} {name!r}, which is not registered: "
             f"call fastagg.register({name}) before load()"
         )
-    known = [field.name for field in fields(found) if field.init]
-    for key in given:
+    known = [field.name for field in fields(part_class) if field.init]
+    for key in values:
         if key not in known:
             raise ConfigError(f"{kind} {name}: {_checks.unknown('setting', key, known)}")
     try:
-        return found(**given)
+        return part_class(**values)
     except TypeError as error:
         raise ConfigError(f"{kind} {name}: {error}") from error
 
@@ -162,9 +162,9 @@ def preset(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _place(key: str) -> str:
-    """Say where a setting belongs that a preset does not have: to a server that is made of its parts."""
+    """Say which part has a setting that a preset does not pass on, and what to write. Empty: none has it."""
     ours = (part for part in _parts.values() if part.__module__.startswith("fastagg."))
-    owners = [part.__name__ for part in ours if any(one.name == key and one.init for one in fields(part))]
+    owners = [part.__name__ for part in ours if any(setting.name == key and setting.init for setting in fields(part))]
     owners = ["Server"] if key in _bases else owners
     line = "write fastagg.Server(params, direction, optimizer, staleness)"
     return f"unknown setting {key!r}: it belongs to {', '.join(owners)}; {line}" if owners else ""

@@ -1,4 +1,4 @@
-"""A table as data. The terminal, a report and Markdown draw the same one."""
+"""A table as data, which the terminal, reports, Markdown and LaTeX draw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wall seconds by activity."""
+"""Measures wall seconds by activity, for the simulator's and distillation's reports."""
 
 from __future__ import annotations
 

@@ -69,14 +69,14 @@ def set_tuning(settings: Mapping[str, int], origin: str = "set_tuning") -> None:
 
 def from_environment() -> None:
     """Choose the settings at import: ``FASTAGG_TUNE``; if it is not set, the table's."""
-    given = os.environ.get("FASTAGG_TUNE")
-    if given and given != "default":
-        set_tuning(parse(given), "FASTAGG_TUNE")
+    text = os.environ.get("FASTAGG_TUNE")
+    if text and text != "default":
+        set_tuning(parse(text), "FASTAGG_TUNE")
 
 
 def parse(text: str) -> dict[str, int]:
     """Parse settings such as ``prefetch=512,cache=never``."""
-    found = {}
+    settings = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
         value = "0" if value.strip() == "never" else value.strip()
@@ -85,5 +85,5 @@ def parse(text: str) -> dict[str, int]:
                 f"FASTAGG_TUNE: expected 'default' or settings such as prefetch=512,cache=never, got {text!r}; "
                 f"settings: {', '.join(current())}"
             )
-        found[name.strip()] = int(value)
-    return found
+        settings[name.strip()] = int(value)
+    return settings

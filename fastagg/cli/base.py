@@ -39,7 +39,7 @@ class Commands(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command with plain help, and with advice for those who look for something else among the options.
+    """A command with plain help. An unknown option is answered with where it belongs.
 
     How arguments are shown is set here, because it changes from one release of typer and of click to the next.
     """
@@ -75,7 +75,7 @@ class Command(TyperCommand):
                 ) from None
             for other in ctx.parent.command.commands.values():
                 akin = unwrap(other.callback).__module__ == unwrap(self.callback or fail).__module__
-                if akin and any(error.option_name in one.opts for one in other.params):
+                if akin and any(error.option_name in option.opts for option in other.params):
                     say = f"{message} It is an option of `{ctx.parent.command_path} {other.name}`."
                     raise _errors.UsageError(say, ctx) from None
             if any("--set" in option.opts for option in self.params) and set(error.possibilities or ()) <= {"--help"}:

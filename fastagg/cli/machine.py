@@ -28,11 +28,11 @@ def info(
     from fastagg.page import flat
     from fastagg.sheet import Sheet
 
-    found = facts()
+    about = facts()
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(about, indent=2))
     else:
-        show(Sheet("fastagg", ("name", VALUE), flat(found)))
+        show(Sheet("fastagg", ("name", VALUE), flat(about)))
 
 
 @command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

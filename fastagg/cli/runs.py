@@ -144,9 +144,9 @@ def compare(
     Each run has a folder; tables and plots show all of them. Stopped at any moment, the same command
     goes on where it was.
     """
-    given = dict(parse_choices(text) for text in changes or ())
-    grid = {key: values for key, values in given.items() if len(values) > 1}
-    shared = {key: values[0] for key, values in given.items() if len(values) == 1}
+    choices = dict(parse_choices(text) for text in changes or ())
+    grid = {key: values for key, values in choices.items() if len(values) > 1}
+    shared = {key: values[0] for key, values in choices.items() if len(values) == 1}
     _compare(
         recipes, out or Path("runs/compare"), picture, changes={**shared, **_changes(seed, data_dir, None)}, grid=grid,
         seeds=seeds, title=title, jobs=jobs, target=target, baseline=baseline,
@@ -164,7 +164,7 @@ def recipes(
     With their runs, their data, their purpose.
     """
     asked = [word.lower() for word in words or ()]
-    chosen = [one[:3] for one in catalogue() if all(word in " ".join(one).lower() for word in asked)]
+    chosen = [entry[:3] for entry in catalogue() if all(word in " ".join(entry).lower() for word in asked)]
     if not chosen:
         fail("no recipe is like that: `fastagg recipes` lists them all")
     listing(chosen)
@@ -175,16 +175,19 @@ def catalogue() -> list[tuple[str, str, str, str]]:
     from fastagg.sim import recipes
     from fastagg.sim.recipes import tables
 
-    singles = [(name, [one], one.about) for name in recipes.names() for one in [recipes.load(name)]]
-    many = [(one.name, [cell.config for cell in one.cells], one.title) for one in map(tables.load, tables.names())]
-    found = []
+    singles = [(name, [config], config.about) for name in recipes.names() for config in [recipes.load(name)]]
+    many = [
+        (config.name, [cell.config for cell in config.cells], config.title)
+        for config in map(tables.load, tables.names())
+    ]
+    entries = []
     for name, configs, purpose in [*singles, *many]:
         runs = "1 run" if len(configs) == 1 else f"{len(configs)} runs"
-        data = ", ".join(dict.fromkeys(one.data.name for one in configs))
-        files = " in files" * any(hasattr(one.data, "dir") for one in configs)
-        presets = " ".join({one.algorithm.name for one in configs})
-        found.append((name, f"{runs} on {data}{files}", purpose.replace("\n", " ").rstrip("."), presets))
-    return found
+        data = ", ".join(dict.fromkeys(config.data.name for config in configs))
+        files = " in files" * any(hasattr(config.data, "dir") for config in configs)
+        presets = " ".join({config.algorithm.name for config in configs})
+        entries.append((name, f"{runs} on {data}{files}", purpose.replace("\n", " ").rstrip("."), presets))
+    return entries
 
 
 def parse_choices(text: str) -> tuple[str, list[object]]:
@@ -234,12 +237,12 @@ def _show(result: Result, out: Path, picture: str) -> None:
     _end_if_interrupted([result])
 
 
-def _tell(found: Conclusions) -> None:
-    for sheet in found.sheets:
+def _tell(conclusions: Conclusions) -> None:
+    for sheet in conclusions.sheets:
         show(sheet)
-    for note in found.notes:
+    for note in conclusions.notes:
         print(f"Note: {note}", file=sys.stderr)
-    for sentence in found.sentences:
+    for sentence in conclusions.sentences:
         say(sentence)
 
 

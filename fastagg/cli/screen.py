@@ -77,12 +77,12 @@ def _parts(sheet: Sheet, width: int) -> list[Table]:
     return [_table(columns, needs, part, width - 1) for part in parts]
 
 
-def _need(column: Sequence[str], most: int) -> int:
-    """Return the least width of a column: its cells in one line, unless they are long; its heading by words."""
+def _need(column: Sequence[str], limit: int) -> int:
+    """Return the least width of a column: of its longest cell, at most ``limit``, and of its heading's longest word."""
     from rich.cells import cell_len
 
     heading, *cells = column
-    return max(1, *map(cell_len, heading.split()), *(min(cell_len(cell), most) for cell in cells))
+    return max(1, *map(cell_len, heading.split()), *(min(cell_len(cell), limit) for cell in cells))
 
 
 def _table(columns: Sequence[Sequence[str]], needs: Sequence[int], part: Sequence[int], width: int) -> Table:

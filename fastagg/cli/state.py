@@ -31,14 +31,14 @@ def doctor(
 
     if salvage is not None:
         return _salvage(path, salvage, as_json)
-    found = examine(path, replay=replay)
+    report = examine(path, replay=replay)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
     else:
-        print(f"{path}: {'healthy' if found['healthy'] else 'DAMAGED'}")
-        for name, line in _lines(found):
+        print(f"{path}: {'healthy' if report['healthy'] else 'DAMAGED'}")
+        for name, line in _lines(report):
             print(f"  {name:<11} {line}")
-    if not found["healthy"]:
+    if not report["healthy"]:
         raise typer.Exit(1)
 
 
@@ -47,14 +47,14 @@ def _salvage(path: Path, to: Path, as_json: bool) -> None:
 
     from fastagg.durable.salvage import salvage
 
-    found = salvage(path, to)
+    report = salvage(path, to)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return
-    print(f"{to}: version {found['version']:,}")
-    print(f"  the same   up to record {found['last']}: {found['problem'] or 'nothing is damaged'}")
-    print(f"  behind it  {found['taken']:,} answers were given in again, as new ones")
-    for problem in found["refused"]:
+    print(f"{to}: version {report['version']:,}")
+    print(f"  the same   up to record {report['last']}: {report['problem'] or 'nothing is damaged'}")
+    print(f"  behind it  {report['taken']:,} answers were given in again, as new ones")
+    for problem in report["refused"]:
         print(f"  PROBLEM    {problem}")
 
 
@@ -87,44 +87,44 @@ def audit(
         raise fastagg.ConfigError(f"--import: {error}") from None
     except ValueError as error:
         raise fastagg.ConfigError(f"--receipts: {receipts}: expected a JSON object a line: {error}") from None
-    found = fastagg.audit(path, start=start, receipts=said)
+    report = fastagg.audit(path, start=start, receipts=said)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
     else:
-        counts = ", ".join(f"{count:,} {name}" for name, count in found["counts"].items()) or "none"
-        print(f"{path}: {'the same' if found['same'] else 'DIFFERS'}")
-        print(f"  executed   records {found['start'] + 1} to {found['last']}: {counts}")
-        print(f"  version    {found['version']:,}")
-        print(f"  model      {found['model']}")
-        print(f"  digest     {found['digest']}")
-        if not found["same"]:
-            print(f"  PROBLEM    {found['problem']}")
-            print(f"             {found['where'] or ''}".rstrip())
-    if not found["same"]:
+        counts = ", ".join(f"{count:,} {name}" for name, count in report["counts"].items()) or "none"
+        print(f"{path}: {'the same' if report['same'] else 'DIFFERS'}")
+        print(f"  executed   records {report['start'] + 1} to {report['last']}: {counts}")
+        print(f"  version    {report['version']:,}")
+        print(f"  model      {report['model']}")
+        print(f"  digest     {report['digest']}")
+        if not report["same"]:
+            print(f"  PROBLEM    {report['problem']}")
+            print(f"             {report['where'] or ''}".rstrip())
+    if not report["same"]:
         raise typer.Exit(1)
 
 
-def _lines(found: Plain) -> Iterator[tuple[str, str]]:
-    """Yield the report, a name and what there is to say of it at a time."""
-    states = found.get("checkpoints", [found])
+def _lines(report: Plain) -> Iterator[tuple[str, str]]:
+    """Yield the lines of doctor's report: a name, which may be empty, and a text."""
+    states = report.get("checkpoints", [report])
     for state in [state for state in states if "version" in state][-1:]:
         yield "server", f"{state['parameters']:,} parameters; {state['direction']}, {state['optimizer']}"
         yield "", f"{state['staleness']} staleness; {state['clients']:,} clients, {state['open_tasks']:,} open tasks"
     for state in states[::-1]:
         name, where = ("checkpoint", state["name"]) if "name" in state else ("file", f"{state['bytes']:,} bytes")
         yield name, f"{where}: " + (f"version {state['version']:,}" if "version" in state else "cannot be read")
-    if segments := found.get("segments"):
+    if segments := report.get("segments"):
         nbytes = sum(segment["bytes"] for segment in segments)
         yield "journal", f"{len(segments)} files of together {nbytes:,} bytes"
-    if found.get("uploads"):
-        yield "uploads", f"{found['uploads']} files"
-    for name in (*found.get("unused", ()), *found.get("leftovers", ())):
+    if report.get("uploads"):
+        yield "uploads", f"{report['uploads']} files"
+    for name in (*report.get("unused", ()), *report.get("leftovers", ())):
         yield "not needed", name
-    if last := found.get("recovery"):
+    if last := report.get("recovery"):
         yield "recovery", f"fastagg.open(path, make) would {last['would']}: from the checkpoint of"
         counts = ", ".join(f"{count:,} {name}" for name, count in last["replays"].items()) or "none"
         yield "", f"record {last['checkpoint']}, then {last['bytes']:,} bytes of records: {counts}"
         if last["torn"]:
             yield "", f"{last['torn']}: behind record {last['last']} lies what a crash left, or was damaged"
-    for problem in found["problems"]:
+    for problem in report["problems"]:
         yield "PROBLEM", problem

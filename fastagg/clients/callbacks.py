@@ -1,4 +1,4 @@
-"""Callbacks that train for a server while Hugging Face's ``Trainer`` or Lightning trains a model."""
+"""A callback that trains for a server while Hugging Face's ``Trainer`` trains a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Periodic:
             raise ConfigError(
                 f"a client's callback works in one process, and {group.get_world_size()} train this model"
             )
-        self.trained = [one for one in model.parameters() if one.requires_grad]
+        self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.take(None, step)
 
     def stepped(self, step: int) -> None:
@@ -53,16 +53,18 @@ class _Periodic:
         new = self.exchange(change)
         self.last, self.rest = step, (step, None)
         if load:
-            size = sum(one.numel() for one in self.trained)
+            size = sum(parameter.numel() for parameter in self.trained)
             if new.numel() != size:
                 raise ShapeMismatch(f"the server's model has {new.numel()} parameters, and {size} of this one train")
             with torch.no_grad():
-                for one, part in zip(self.trained, new.split([one.numel() for one in self.trained]), strict=True):
-                    one.copy_(part.view_as(one))
+                for parameter, part in zip(
+                    self.trained, new.split([parameter.numel() for parameter in self.trained]), strict=True
+                ):
+                    parameter.copy_(part.view_as(parameter))
             self.start = self.flat()  # in the model's own type, so that a change is what training has done
 
     def flat(self) -> Tensor:
-        return torch.cat([one.detach().reshape(-1).to(torch.float32) for one in self.trained])
+        return torch.cat([parameter.detach().reshape(-1).to(torch.float32) for parameter in self.trained])
 
 
 def trainer_callback(exchange: Exchange, every: int) -> Any:
@@ -107,39 +109,3 @@ def trainer_callback(exchange: Exchange, every: int) -> Any:
             periodic.end(state.global_step)
 
     return Callback()
-
-
-def lightning_callback(exchange: Exchange, every: int) -> Any:
-    """Return a ``Callback`` for Lightning's ``Trainer``, which does what :func:`trainer_callback` does.
-
-    Args:
-        exchange, every: as there. Steps are ``trainer.global_step``.
-
-    Raises:
-        MissingDependency: lightning is not installed. Others are those of :func:`trainer_callback`.
-
-    Example:
-        >>> client = fastagg.clients.HttpClient("https://fl.example.org", "ann", "secret")
-        >>> def work(module, data) -> None:
-        ...     callback = fastagg.clients.lightning_callback(client.exchange, every=50)
-        ...     lightning.Trainer(max_steps=1000, callbacks=[callback]).fit(module, data)
-    """
-    _extras.require("lightning_callback", "lightning", ("lightning",))
-    from lightning.pytorch import Callback
-
-    periodic = _Periodic(exchange, every)
-
-    class Periodic(Callback):
-        def on_train_start(self, trainer: Any, module: Any) -> None:
-            periodic.begin(module, trainer.global_step)
-
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
-            periodic.stepped(trainer.global_step)
-
-        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-            periodic.epoch_ended(trainer.global_step)
-
-        def on_train_end(self, trainer: Any, module: Any) -> None:
-            periodic.end(trainer.global_step)
-
-    return Periodic()

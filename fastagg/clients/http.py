@@ -1,4 +1,4 @@
-"""A client of ``fastagg serve``: it repeats what is not answered, and an update counts once."""
+"""A client of ``fastagg serve``. It repeats a request until it is answered, and an update counts once."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class HttpClient:
         self.feedback: dict[int, ErrorFeedback] = {}
         self._patience = _checks.number("patience", patience, least=0)
         self._timeout = _checks.number("timeout", timeout, above=0)
-        self._open = urllib.request.build_opener(_Stay).open
+        self._open = urllib.request.build_opener(_NoRedirects).open
         self._said = -math.inf  # when there was a warning
         self._layout: dict[str, Any] | None = None
         self._tasks: dict[int, _Task] = {}  # the last one of each part
@@ -117,11 +117,11 @@ class HttpClient:
             ShapeMismatch: the model has other arrays than ``names``.
         """
         if self._layout is None:
-            found: dict[str, Any] = json.loads(self._repeat("parts")[1])
-            arrays = {array[0]: array for part in found["parts"] for array in part}
+            layout: dict[str, Any] = json.loads(self._repeat("parts")[1])
+            arrays = {array[0]: array for part in layout["parts"] for array in part}
             names = sorted(arrays, key=lambda name: arrays[name][1])
             if self._names is not None:
-                names = list(dict.fromkeys(found.get("tied", {}).get(name, name) for name in self._names))
+                names = list(dict.fromkeys(layout.get("tied", {}).get(name, name) for name in self._names))
             hint = "; if it is no parameter, start the server with --set 'buffers={%s=\"keep\"}'"
             for whose, alone in (("the server's", set(arrays) - set(names)), ("this", set(names) - set(arrays))):
                 if alone:
@@ -132,7 +132,7 @@ class HttpClient:
             at = 0
             for name in names:
                 arrays[name][1], at = at, at + math.prod(arrays[name][2])
-            self._layout = found
+            self._layout = layout
         return self._layout
 
     @property
@@ -151,13 +151,15 @@ class HttpClient:
             FastaggError: the server refuses, with the same error as :meth:`fastagg.Server.dispatch`.
             OSError: it refuses for another reason (the token), or does not answer for ``patience`` seconds.
         """
-        found = self._each(part, lambda one: self._pull(one, newer, speed))
+        pieces = self._each(part, lambda number: self._pull(number, newer, speed))
         if part is not None:
-            return found[0]
+            return pieces[0]
         whole = memory.empty(self.layout["size"])
-        for number, piece in enumerate(found):
+        for number, piece in enumerate(pieces):
             places = self._places(number)
-            for place, array in zip(places, piece.split([one.stop - one.start for one in places]), strict=True):
+            for place, array in zip(
+                places, piece.split([number.stop - number.start for number in places]), strict=True
+            ):
                 whole[place] = array
         return whole
 
@@ -185,11 +187,14 @@ class HttpClient:
         whole = update.detach().reshape(-1).cpu()
         whole = whole if whole.dtype in TYPES else whole.float()
 
-        def push(one: int) -> dict[str, Any]:
-            return self._push(one, torch.cat([whole[p] for p in self._places(one)]) if part is None else whole)
+        def push(number: int) -> dict[str, Any]:
+            return self._push(number, torch.cat([whole[p] for p in self._places(number)]) if part is None else whole)
 
-        found = self._each(part, push)
-        return {"version": sum(said["version"] for said in found), "applied": any(said["applied"] for said in found)}
+        answers = self._each(part, push)
+        return {
+            "version": sum(said["version"] for said in answers),
+            "applied": any(said["applied"] for said in answers),
+        }
 
     def exchange(self, update: Tensor | None) -> Tensor:
         """Send an update, if there is one, and ask for the next task. What is too late to count is left out. If the
@@ -199,7 +204,7 @@ class HttpClient:
         Raises:
             TooSoon: it still is after ``patience`` seconds. Other errors are those of :meth:`task` and :meth:`send`.
 
-        This is what :func:`trainer_callback` and :func:`lightning_callback` call.
+        This is what :func:`trainer_callback` calls.
         """
         if update is not None:
             with contextlib.suppress(*LOST):
@@ -225,11 +230,11 @@ class HttpClient:
         """Take up the tasks that are open at the server, of a client that was started again and has kept its work.
         Return whether each part has one."""
         said = json.loads(self._repeat(f"heartbeat/{self._client}", memoryview(b""))[1])
-        self._tasks = {int(part): _Task(str(one["task"]), one["version"]) for part, one in said["open"].items()}
+        self._tasks = {int(part): _Task(str(task["task"]), task["version"]) for part, task in said["open"].items()}
         return len(self._tasks) == len(self.layout["parts"])
 
     def _each(self, part: int | None, do: Callable[[int], T]) -> list[T]:
-        """Do something for a part, or for all at the same time."""
+        """Call ``do`` with a part's number, or with every part's, each in a thread of its own. Return the results."""
         parts: Sequence[int] = range(len(self.layout["parts"])) if part is None else (part,)
         if len(parts) == 1:
             return [do(parts[0])]
@@ -251,7 +256,9 @@ class HttpClient:
         while True:
             try:
                 headers, body = self._repeat(f"task/{self._client}?{urlencode(asked | wait)}")
-            except errors.StaleIncarnation:  # the server has lost that version, so each that it has is newer
+            except (
+                errors.StaleIncarnation
+            ):  # the server has lost that version, so every one that it has counts as newer
                 if not wait:
                     raise
                 wait = {}
@@ -284,14 +291,14 @@ class HttpClient:
         )
         kind = ENCODED if isinstance(update, Encoded) else TYPES[update.dtype]
         try:
-            found: dict[str, Any] = json.loads(self._repeat(where, memoryview(body), kind)[1])
+            receipt: dict[str, Any] = json.loads(self._repeat(where, memoryview(body), kind)[1])
         except BaseException as error:
             if feedback is not None:  # it did not count, as far as anybody knows
                 feedback.residual = before
             if isinstance(error, LOST):  # whoever asks for a newer version must not wait for what only it had made
                 del self._tasks[part]
             raise
-        return found
+        return receipt
 
     def _repeat(self, path: str, body: memoryview | None = None, kind: str = "") -> Answered:
         """Send a request until it is answered."""
@@ -322,10 +329,10 @@ class HttpClient:
             pause = min(2 * pause, LONGEST)
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Does not follow, because the token is for its server alone."""
 
-    def redirect_request(self, *given: Any) -> None:
+    def redirect_request(self, *request: Any) -> None:
         return None
 
 
@@ -344,5 +351,5 @@ def _named(error: HTTPError) -> Exception | None:
         kind = None
     if kind is None:
         return OSError(f"{error.url}: {error.code} {error.reason}: {text[:500].decode(errors='replace')}")
-    found: Exception = kind(said["says"], *(said[more] for more in ("part", "version") if more in said))
-    return found
+    ours: Exception = kind(said["says"], *(said[more] for more in ("part", "version") if more in said))
+    return ours

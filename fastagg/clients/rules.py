@@ -1,4 +1,4 @@
-"""What a client of some algorithms stores or adds to its local training."""
+"""The client's part of ACE with client caches, FedAC and FedProx. Users call it in their local training."""
 
 from __future__ import annotations
 

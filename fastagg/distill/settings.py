@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from torch import nn
 
 from fastagg import _checks, _keywords, ops
-from fastagg._checks import Count, Decay, NotNegative, Positive
+from fastagg._checks import Betas, Count, NotNegative, Positive
 from fastagg._types import Arrays, Plain
 from fastagg.errors import ConfigError
 
@@ -52,7 +52,7 @@ class Distillation:
     alpha: float | tuple[float, float] = (0.2, 0.8)
     clip_norm: Positive | None = 5.0
     lr: NotNegative = 3e-6
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     eps: Positive = 1e-8
     steps: Count | None = None
     batch_size: Count = 128
@@ -68,10 +68,6 @@ class Distillation:
             raise ConfigError("distill.unlabelled: FedEcho needs data without labels, got None")
         _checks.fields(self, "distill.")
         ops.alpha_bounds(self.alpha)
-        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
-            raise ConfigError(_checks.wrong("distill.betas", "two numbers", self.betas))
-        for beta in self.betas:
-            _checks.fits("distill.betas", beta, Decay)
 
     def settings(self) -> Plain:
         """Return all settings that are plain data, for checkpoints."""

@@ -1,4 +1,4 @@
-"""Runs the model's code on parameters in a flat vector."""
+"""Runs a user's module on parameters that lie in a flat vector: for the logits of clients and for distillation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Student:
 
     def bind(self, flat: Tensor, buffers: Tensor) -> None:
         """Use ``flat`` [d] and the running statistics ``buffers`` from now on. fp32 parameters become views of it."""
-        flat = torch.from_dlpack(flat)  # torch.autograd refuses one that came to be in a program's inference_mode
+        flat = torch.from_dlpack(flat)  # torch.autograd refuses a tensor that was made in inference_mode
         held = dict(self.module.named_parameters())
         statistics = dict(self.module.named_buffers())
         for entry in self.layout.entries:
@@ -71,11 +71,11 @@ class Student:
     def logits(self, index: Tensor | slice) -> Tensor:
         """Return the logits of the samples in ``index``, [rows, C]. They are differentiable, if gradients are on."""
         inputs = take(self.inputs, index)
-        found = self._run(inputs)
+        logits = self._run(inputs)
         expected = (length(inputs) * self.rows_per_sample, self.classes)
-        if tuple(found.shape) != expected:
-            raise ShapeMismatch(f"distill.model: expected logits of shape {list(expected)}, got {list(found.shape)}")
-        return found
+        if tuple(logits.shape) != expected:
+            raise ShapeMismatch(f"distill.model: expected logits of shape {list(expected)}, got {list(logits.shape)}")
+        return logits
 
     @torch.no_grad()
     def infer(self, out: Tensor) -> None:
@@ -90,9 +90,10 @@ class Student:
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
         """Return the loss's gradients, one tensor for each parameter in the flat vector's order."""
-        found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+        gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         return [
-            torch.zeros_like(p) if g is None else g.contiguous() for g, p in zip(found, self._parameters, strict=True)
+            torch.zeros_like(p) if g is None else g.contiguous()
+            for g, p in zip(gradients, self._parameters, strict=True)
         ]
 
     def _run(self, inputs: Inputs) -> Tensor:
@@ -102,16 +103,16 @@ class Student:
             else {name: tensor.to(self.device) for name, tensor in inputs.items()}
         )
         out = _call(self.settings.forward, self.module, moved)
-        found = getattr(out, "logits", out)
-        if not isinstance(found, Tensor) or found.dim() < 2 or not found.is_floating_point():
-            got = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        logits = getattr(out, "logits", out)
+        if not isinstance(logits, Tensor) or logits.dim() < 2 or not logits.is_floating_point():
+            got = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
             raise ConfigError(f"distill.model: expected logits [batch, ..., classes], got {got}")
-        if found.shape[0] != length(inputs):
+        if logits.shape[0] != length(inputs):
             raise ConfigError(
                 f"distill.model: expected logits [batch, ..., classes] for a batch of {length(inputs)}, "
-                f"got {list(found.shape)}"
+                f"got {list(logits.shape)}"
             )
-        return found.reshape(-1, found.shape[-1]).float()
+        return logits.reshape(-1, logits.shape[-1]).float()
 
 
 def _call(forward: Callable[[nn.Module, Arrays], object] | None, module: nn.Module, inputs: Inputs) -> object:

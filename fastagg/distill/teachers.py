@@ -12,23 +12,23 @@ from fastagg import ops
 from fastagg._types import Move, State
 from fastagg.storage import memory
 from fastagg.storage.cache import ClientCache
-from fastagg.storage.cell import Swapped
+from fastagg.storage.cell import SwapCell
 
 
-class Heard(NamedTuple):
+class LogitsTotal(NamedTuple):
     """What is known of all clients' logits together."""
 
     sum: Tensor
-    heard: int = 0  # the number of clients heard from
+    heard: int = 0  # how many clients have sent logits
     arrivals: int = 0
     spare: int = 0  # the slot that is written next
     used: int = 1  # slots that were written at least once, or are spare
 
 
-class Put(NamedTuple):
+class LogitsWrite(NamedTuple):
     """A client's new logits, written to a slot that is not in use yet."""
 
-    after: Heard
+    after: LogitsTotal
     moves: list[Move]  # which make the new logits the client's
 
 
@@ -46,15 +46,15 @@ class Teachers:
         seed: the seed of the rounding.
     """
 
-    now = Swapped[Heard]()
+    now = SwapCell[LogitsTotal]()
 
     def __init__(self, num_clients: int, rows: int, classes: int, format: str, device: torch.device, seed: int) -> None:
         self.rows, self.classes = rows, classes
         self.cache = ClientCache(rows * classes, num_clients + 1, format, device, seed)
         self.slots = np.full(num_clients, -1, dtype=np.int64)  # by client; -1: not heard from
-        self.now = Heard(torch.zeros(rows * classes, dtype=torch.float64, device=device))
+        self.now = LogitsTotal(torch.zeros(rows * classes, dtype=torch.float64, device=device))
 
-    def put(self, client: int, logits: Tensor) -> Put:
+    def put(self, client: int, logits: Tensor) -> LogitsWrite:
         """Store a client's logits, [rows*classes] fp32, finite. They replace the old ones when the moves are made."""
         now, old = self.now, int(self.slots[client])
         stored = memory.zeros(self.cache.size, self.cache.device)
@@ -65,10 +65,10 @@ class Teachers:
         if old >= 0:
             total -= ops.read_row(self.cache, old)
         spare = old if old >= 0 else now.used
-        after = Heard(total, now.heard + (old < 0), now.arrivals + 1, spare, now.used + (old < 0))
-        return Put(after, [(self, "now", after), (self.slots, client, now.spare)])
+        after = LogitsTotal(total, now.heard + (old < 0), now.arrivals + 1, spare, now.used + (old < 0))
+        return LogitsWrite(after, [(self, "now", after), (self.slots, client, now.spare)])
 
-    def mean(self, put: Put, out: Tensor) -> ops.SoftTargets:
+    def mean(self, put: LogitsWrite, out: Tensor) -> ops.SoftTargets:
         """Return the targets from the mean of all clients' logits, including new ones. Probabilities go to ``out``,
         [rows, classes]."""
         logits = put.after.sum.to(torch.float32).view(self.rows, self.classes)
@@ -99,4 +99,4 @@ class Teachers:
         total = state["sum"].to(own.device, torch.float64, copy=True)
         for slot, client in enumerate(clients):
             self.slots[client] = slot
-        self.now = Heard(total, len(clients), int(state["arrivals"]), len(clients), len(clients) + 1)
+        self.now = LogitsTotal(total, len(clients), int(state["arrivals"]), len(clients), len(clients) + 1)

@@ -1,4 +1,4 @@
-"""Unlabelled inputs in any of several forms, as tensors that share their first dimension."""
+"""Reads unlabelled inputs from tensors, mappings, Datasets and files. The result is one tensor, or tensors by name."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from fastagg.durable.folder import BLOCK, Contents, checkpoint_name, contents, m
 from fastagg.durable.snapshot import Snapshot
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import CheckpointError, FastaggError, Reentered
-from fastagg.server.engine import Parts, Running
+from fastagg.server.engine import Runtime, ServerParts
 from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
@@ -92,8 +92,8 @@ class Keeper:
     """
 
     def __init__(
-        self, disk: Disk, parts: Parts, running: Running, uploads: Uploads, *, made: dict[str, Any], folder_id: int,
-        kept: list[int], keep: int, every: int, slack: int,
+        self, disk: Disk, parts: ServerParts, running: Runtime, uploads: Uploads, *, made: dict[str, Any],
+        folder_id: int, kept: list[int], keep: int, every: int, slack: int,
     ) -> None:  # fmt: skip
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
         self.made, self.folder_id = made, folder_id

@@ -23,7 +23,7 @@ from fastagg.durable.uploads import Uploads
 from fastagg.errors import Busy, CheckpointError
 from fastagg.server import engine
 from fastagg.server.server import Server
-from fastagg.server.watching import Watch, watch_of
+from fastagg.server.watching import ServerWatch, watch_of
 
 SEGMENT, _SMALL = 64 << 20, 256 << 10  # bytes of the largest segments of the log, and of the first
 _PENDING = 256 << 20  # bytes that may wait for the log before others do
@@ -123,7 +123,7 @@ def open_on(
                 journal.max_waiting = server.max_waiting
             log = Log(disk, journal, keeper, keeper.uploads, durability)
             keeper.start(journal, replayed)
-        watch = watch_of(server) or Watch()  # `make` may have it watched
+        watch = watch_of(server) or ServerWatch()  # `make` may have it watched
         server._attach(log, watch)
         watch.begin(server, min(watch.slow, _SLOW))
         # Versions from the next one on may be lost ones' again, even if nothing of them was written.

@@ -16,7 +16,7 @@ from fastagg._types import Native, Plain
 from fastagg.durable import trees
 from fastagg.durable.disk import Disk
 from fastagg.server import checkpoint, engine
-from fastagg.server.engine import Parts, Running
+from fastagg.server.engine import Runtime, ServerParts
 
 _ROWS = "direction.cache.data", "direction.cache.scales"
 
@@ -31,7 +31,7 @@ class Snapshot:
         state: plain data and tensors; those of rows are missing.
     """
 
-    def __init__(self, parts: Parts, running: Running, alone: bool = False) -> None:
+    def __init__(self, parts: ServerParts, running: Runtime, alone: bool = False) -> None:
         self.running = running
         state = engine.whole(parts, running, rows=False)
         state["flat"] = running.engine.flat  # the next step does not write over this version

@@ -1,4 +1,4 @@
-"""Encodes what a client sends."""
+"""Encodes a client's update for its way to the server: :func:`encode`, its formats, and error feedback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TopK:
         tensor([ 0., -3.,  2.,  0.])
     """
 
-    share: Annotated[float, _checks.Rule(above=0, most=1)]
+    share: Annotated[float, _checks.SettingRule(above=0, most=1)]
     values: Values = "bf16"
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class ErrorFeedback:
     """
 
     def __init__(self, decay: float = 1.0) -> None:
-        self.decay: float = _checks.fits("decay", decay, Annotated[float, _checks.Rule(least=0, most=1)])
+        self.decay: float = _checks.fits("decay", decay, Annotated[float, _checks.SettingRule(least=0, most=1)])
         self.residual: Tensor | None = None
         self.count = 0
 
@@ -144,15 +144,15 @@ def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFe
         raise ConfigError(_checks.wrong("feedback", "a fastagg.ErrorFeedback", feedback))
     pieces = Layout.of(delta).parse(delta, "delta").parameters.plain().to(torch.device("cpu"))
     ends = list(accumulate(size for _, size, _ in pieces.native if size))
-    given, number = pieces, 0
+    source, number = pieces, 0
     if feedback is not None:
-        given, number = Pieces([_with_residual(pieces, feedback)]), feedback.count
+        source, number = Pieces([_with_residual(pieces, feedback)]), feedback.count
     count = max(1, round(format.share * pieces.size)) if isinstance(format, TopK) else 0
     made = native.encoding.encode(
-        update_of(given), format=name, values=values, count=count, ends=ends, key=(seed, number)
+        update_of(source), format=name, values=values, count=count, ends=ends, key=(seed, number)
     )
     if feedback is not None:
-        residual = given.owners[0]
+        residual = source.owners[0]
         feedback.residual = ops.accumulate_(residual, Pieces([made]), -1.0)
         feedback.count += 1
     return Encoded(made)
@@ -164,5 +164,5 @@ def _with_residual(pieces: Pieces, feedback: ErrorFeedback) -> Tensor:
         return pieces.flat(torch.float32)
     if held.numel() != pieces.size:
         raise ShapeMismatch(f"feedback: it is of {held.numel()} elements, and the update has {pieces.size}")
-    found: Tensor = ops.accumulate_(held * feedback.decay, pieces, 1.0)
-    return found
+    total: Tensor = ops.accumulate_(held * feedback.decay, pieces, 1.0)
+    return total

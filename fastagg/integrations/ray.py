@@ -18,7 +18,7 @@ from fastagg import ops
 from fastagg._types import Foreign
 from fastagg.integrations import require
 from fastagg.model import ModelState, Part
-from fastagg.model.parts import Cut
+from fastagg.model.parts import PartList
 from fastagg.server import admission
 from fastagg.server.dispatch import Client
 from fastagg.server.server import Outcome
@@ -55,11 +55,11 @@ class Parts:
     """
 
     def __init__(
-        self, cut: Cut, make: Callable[[Part], fastagg.Server], folder: str | os.PathLike[str], *,
+        self, cut: PartList, make: Callable[[Part], fastagg.Server], folder: str | os.PathLike[str], *,
         options: Options | Callable[[int], Options] | None = None, **opening: Any,
     ) -> None:  # fmt: skip
         path = Path(folder).absolute()
-        self.cut, self._actors = Cut(cut.layout, (replace(part, arrays=None) for part in cut)), []
+        self.cut, self._actors = PartList(cut.layout, (replace(part, arrays=None) for part in cut)), []
         for number, part in enumerate(self.cut):
             own = options(number) if callable(options) else options or {}
             actor: Foreign = ray.remote(_Part).options(**{"max_concurrency": 16, **_ACTOR, **own})

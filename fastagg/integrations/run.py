@@ -37,8 +37,8 @@ from fastagg.server import checkpoint as files
 from fastagg.server.server import Server
 
 MINUTE = 60.0  # seconds between two lines about what a run waits for
-CountOrZero = Annotated[int, _checks.Rule(least=0)]
-Share = Annotated[float, _checks.Rule(least=0, most=1)]
+CountOrZero = Annotated[int, _checks.SettingRule(least=0)]
+Share = Annotated[float, _checks.SettingRule(least=0, most=1)]
 
 # What adapters' own limits may be, by the frameworks' names.
 LIMITS: Mapping[str, Any] = {

@@ -63,7 +63,7 @@ class Entry:
         return math.prod(self.shape)
 
 
-class Parsed(NamedTuple):
+class ParsedUpdate(NamedTuple):
     """An update in parts. Buffers and counters are the client's own values, not differences."""
 
     parameters: Pieces
@@ -79,9 +79,9 @@ class ModelState(NamedTuple):
     counters: list[Tensor]
 
 
-class Taken(NamedTuple):
-    """A model whose layout is known, with the state of its former server, and the key of that one's noise (None: it is
-    not known)."""
+class SavedModel(NamedTuple):
+    """A server's ``params`` that continue another server: the layout, that server's state, and its key for noise, if it
+    is known."""
 
     layout: Layout
     state: State
@@ -105,10 +105,13 @@ class Part:
     is_whole: bool = False
 
     def fitting(self, buffers: Mapping[str, str] | None, tied: Tied | None) -> Layout:
-        """Return the layout, if these settings of the server would not have cut the model in another way."""
+        """Return the part's layout. ConfigError if a setting of the server says something else of its arrays."""
         parameters = [e.name for e in self.layout.entries if e.role == "parameter" and self.layout.form != "module"]
-        for name, given in (("tied", tied), ("buffers", any(mode_of(buffers or {}, one) for one in parameters))):
-            if given:
+        for name, setting in (
+            ("tied", tied),
+            ("buffers", any(mode_of(buffers or {}, parameter) for parameter in parameters)),
+        ):
+            if setting:
                 raise ConfigError(f"{name}: it says what the whole model is, so give it to fastagg.parts({name}=), too")
         return self.layout
 
@@ -171,19 +174,19 @@ class Layout:
             raise ConfigError(_checks.wrong("tied", what, tied))
         if isinstance(params, Part):
             return params.fitting(buffers, tied)
-        found = cls._of(params, buffers or {}, tied)
-        if tied and found.form not in ("state_dict", "list"):
+        layout = cls._of(params, buffers or {}, tied)
+        if tied and layout.form not in ("state_dict", "list"):
             raise ConfigError(
                 "tied: it is for a state_dict or a list: a module has shared parameters, one array is whole"
             )
-        if not found.size:
+        if not layout.size:
             do = "if all are frozen, set requires_grad of those that train"
             raise ShapeMismatch(_checks.wrong("params", "a model with parameters that train", params, do))
         if isinstance(params, Mapping):
             params = list(params.values())
         arrays = params if isinstance(params, (list, tuple)) else [params]
-        found.numpy = all(isinstance(one, (np.ndarray, np.generic)) for one in arrays)
-        return found
+        layout.numpy = all(isinstance(array, (np.ndarray, np.generic)) for array in arrays)
+        return layout
 
     @classmethod
     def _of(cls, params: object, how: Mapping[str, str], tied: Tied | None) -> Layout:
@@ -237,28 +240,28 @@ class Layout:
         end = dict.fromkeys(("parameter", "buffer", "counter", "constant"), 0)
         names = dict(aliases or {})
         for group in tied or ():
-            names |= {str(one): str(group[0]) for one in group}
-        found = Found(names if roles is not None or tied is not None else None)
+            names |= {str(twin): str(group[0]) for twin in group}
+        shared = SharedParameters(names if roles is not None or tied is not None else None)
         kept: list[str] = []
         packed: set[str] = set()  # whole numbers, below whose names their scales lie
         for name, value in arrays:
-            given = (roles or {}).get(name)
+            stated = (roles or {}).get(name)
             try:
                 array = dense(f"params {name!r}", value)
             except DTypeMismatch as error:
                 do = "; or give what trains: {n: p for n, p in model.named_parameters() if p.requires_grad}"
-                raise DTypeMismatch(f"{error}{do if roles and given is None else ''}") from None
-            known = given is not None or (roles is None and not (packed and _below(name, packed)))
-            role = _role(name, array, given, how, known)
+                raise DTypeMismatch(f"{error}{do if roles and stated is None else ''}") from None
+            known = stated is not None or (roles is None and not (packed and _below(name, packed)))
+            role = _role(name, array, stated, how, known)
             if not array.is_floating_point():
                 packed.add(name)
-            if role == "constant" and given != "constant" and mode_of(how, name) is None and not _is_extra(name):
+            if role == "constant" and stated != "constant" and mode_of(how, name) is None and not _is_extra(name):
                 kept.append(name)
             shape, dtype = tuple(array.shape), str(array.dtype).removeprefix("torch.")
-            if role in ("parameter", "alias") and (first := found.first(name, value, array)) is not None:
-                if shape != (one := next(e for e in entries if e.name == first)).shape:
-                    raise ShapeMismatch(f"tied: {first!r} has shape {list(one.shape)}, {name!r} has {list(shape)}")
-                entries.append(Entry(name, shape, dtype, "alias", one.offset))
+            if role in ("parameter", "alias") and (first := shared.first(name, value, array)) is not None:
+                if shape != (twin := next(e for e in entries if e.name == first)).shape:
+                    raise ShapeMismatch(f"tied: {first!r} has shape {list(twin.shape)}, {name!r} has {list(shape)}")
+                entries.append(Entry(name, shape, dtype, "alias", twin.offset))
                 continue
             entries.append(Entry(name, shape, dtype, role, end[role]))
             end[role] += array.numel() if role in ("parameter", "buffer") else 1
@@ -266,7 +269,7 @@ class Layout:
                 constants.append(array.clone())
         if unknown := sorted(names.keys() - {e.name for e in entries}):
             raise ConfigError(f"tied: the model has no {_names(unknown)}")
-        found.tell([e.name for e in entries if e.role == "parameter"] if roles is None else [], kept)
+        shared.tell([e.name for e in entries if e.role == "parameter"] if roles is None else [], kept)
         return cls(form, entries, constants)
 
     def of_some(self, arrays: Mapping[str, object], buffers: Mapping[str, str]) -> Layout:
@@ -277,9 +280,9 @@ class Layout:
         roles: dict[str, Role | None] = {
             e.name: e.role if e.size or e.role != "alias" else "parameter" for e in self.entries
         }
-        found = self._build(self.form, arrays.items(), buffers, roles, aliases)
-        found.numpy = self.numpy
-        return found
+        layout = self._build(self.form, arrays.items(), buffers, roles, aliases)
+        layout.numpy = self.numpy
+        return layout
 
     def spec(self) -> State:
         """Return plain data from which :meth:`from_spec` rebuilds this layout."""
@@ -307,9 +310,9 @@ class Layout:
         for target, role in ((flat, "parameter"), (buffers, "buffer")):
             for entry in self._by_role[role]:
                 piece = dense(entry.name, arrays[entry.name]).reshape(-1)
-                if piece.dtype is torch.float64 and piece.numel() and (most := float(piece.abs().max())) >= 2.0**24:
-                    step = 2.0 ** (math.frexp(most)[1] - 24)
-                    said = f"params {entry.name!r}: fp32 holds {most:g} in steps of {step:g}; smaller changes are lost"
+                if piece.dtype is torch.float64 and piece.numel() and (peak := float(piece.abs().max())) >= 2.0**24:
+                    step = 2.0 ** (math.frexp(peak)[1] - 24)
+                    said = f"params {entry.name!r}: fp32 holds {peak:g} in steps of {step:g}; smaller changes are lost"
                     _checks.warn(said)
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
         may_leave = dtype is not torch.float32 and not self.all_fp32  # a number, when it is rounded, the range of fp16
@@ -332,14 +335,14 @@ class Layout:
     def parts(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Return name, shape and role (csrc/engine/reported.h) of every array of an update. Return nothing if native
         code cannot read such updates."""
-        found = []
+        parts = []
         for e in self.entries:
             if e.role in ("constant", "alias") or e.size == 0 or (e.role == "counter" and e.dtype != "int64"):
                 return []
-            found.append((e.name, e.shape, _native_role(e)))
-        return found
+            parts.append((e.name, e.shape, _native_role(e)))
+        return parts
 
-    def parse(self, update: object, what: str = "update") -> Parsed:
+    def parse(self, update: object, what: str = "update") -> ParsedUpdate:
         """Divide an update into its parts. Contiguous arrays are not copied.
 
         ``update`` is a flat 1-D array of d elements, an :class:`fastagg.Encoded`, or has the form of the model: an
@@ -353,11 +356,11 @@ class Layout:
             ConfigError: a running variance or a count is below zero.
         """
         if type(update) is Tensor and (plain := plain_pieces(update, self.size)) is not None:
-            return Parsed(plain, None, None)
+            return ParsedUpdate(plain, None, None)
         if isinstance(update, Encoded):
             if update.size != self.size:
                 raise ShapeMismatch(f"{what}: expected {self.size} elements, got an encoded one of {update.size}")
-            return Parsed(Pieces([update.native]), None, None)
+            return ParsedUpdate(Pieces([update.native]), None, None)
         if isinstance(update, ModelState):
             self._check_parts(update, what)
             update = self.views(*update, as_held=True)  # an update is no model: its own digits count
@@ -366,13 +369,13 @@ class Layout:
                 vector = _of_float64(self.entries[0], what, as_array(update))
                 if tuple(vector.shape) != (self.size,):
                     raise ShapeMismatch(f"{what}: expected shape [{self.size}], got {list(vector.shape)}")
-                return Parsed(as_pieces(vector), None, None)
+                return ParsedUpdate(as_pieces(vector), None, None)
             except DTypeMismatch as error:
                 raise DTypeMismatch(f"{what}: {error}") from None
         arrays = self._arrays(update, what)
-        found: dict[str, list[tuple[str, Tensor | np.ndarray]]] = {"parameter": [], "buffer": [], "counter": []}
+        by_role: dict[str, list[tuple[str, Tensor | np.ndarray]]] = {"parameter": [], "buffer": [], "counter": []}
         for entry in self.entries:
-            if entry.name not in arrays or entry.role not in found:
+            if entry.name not in arrays or entry.role not in by_role:
                 continue
             label = f"{what} {entry.name!r}"
             try:
@@ -381,17 +384,19 @@ class Layout:
                 raise DTypeMismatch(f"{label}: {error}") from None
             if tuple(array.shape) != entry.shape:
                 raise ShapeMismatch(f"{label}: expected shape {list(entry.shape)}, got {list(array.shape)}")
-            found[entry.role].append((label, array))
+            by_role[entry.role].append((label, array))
         buffers = counters = None
-        if found["buffer"]:
+        if by_role["buffer"]:
             # Statistics may have any floating-point type, because they are averaged, not stepped.
-            buffers = _pieces([(label, _fp32(label, array)) for label, array in found["buffer"]])
-        if found["counter"] and len(found["counter"]) == len(self._by_role["counter"]):  # else the server's are kept
-            counters = [dense(label, array) for label, array in found["counter"]]
-            for (label, _), counter in zip(found["counter"], counters, strict=True):
+            buffers = _pieces([(label, _fp32(label, array)) for label, array in by_role["buffer"]])
+        if by_role["counter"] and len(by_role["counter"]) == len(
+            self._by_role["counter"]
+        ):  # with fewer, the server's counters stay
+            counters = [dense(label, array) for label, array in by_role["counter"]]
+            for (label, _), counter in zip(by_role["counter"], counters, strict=True):
                 if counter.is_floating_point():
                     raise DTypeMismatch(f"{label}: expected an integer buffer, got {counter.dtype}")
-        parsed = Parsed(_pieces(found["parameter"]), buffers, counters)
+        parsed = ParsedUpdate(_pieces(by_role["parameter"]), buffers, counters)
         if buffers is not None or counters is not None:
             check_statistics(self.bounds, buffers, counters, what)
         return parsed
@@ -399,7 +404,7 @@ class Layout:
     def _check_parts(self, update: ModelState, what: str) -> None:
         sizes, (flat, buffers, counters) = (self.size, self.buffer_size, len(self._by_role["counter"])), update
         arrays = [flat, buffers, *(counters if isinstance(counters, list) else [None])]
-        dense = all(isinstance(one, Tensor) and one.layout is torch.strided for one in arrays)
+        dense = all(isinstance(array, Tensor) and array.layout is torch.strided for array in arrays)
         if not dense or flat.dim() + buffers.dim() != 2 or (flat.numel(), buffers.numel(), len(counters)) != sizes:
             raise ShapeMismatch(f"{what}: expected two vectors and a list of counters, of lengths {sizes}")
 
@@ -505,9 +510,11 @@ class Layout:
             form = "a list of arrays" if self.form == "list" else "an nn.Module, or a mapping from names to arrays"
             raise ShapeMismatch(f"trained model: expected {form}, got {type(trained).__name__}")
         own = [e for e in self.entries if e.name in arrays and e.role in self._by_role]
-        given = [(e, _trained(e, arrays[e.name])) for e in own]  # all is checked before there is a vector of this size
+        checked = [
+            (e, _trained(e, arrays[e.name])) for e in own
+        ]  # everything is checked before a vector of the model's size is allocated
         vector = memory.empty(self.size, flat.device)
-        parts = [array for e, array in given if e.role == "parameter"]
+        parts = [array for e, array in checked if e.role == "parameter"]
         alike = all(array.dtype is torch.float32 and array.device == flat.device for array in parts)
         # Two passes over a small model take less time than a call for each of its arrays.
         at_once = self.all_fp32 and alike and self.size < _AT_ONCE and sum(map(Tensor.numel, parts)) == self.size
@@ -515,7 +522,7 @@ class Layout:
             torch.cat([array.reshape(-1) for array in parts], out=vector).sub_(flat)
         cuts = iter(vector.split([e.size for e in own if e.role == "parameter"]))
         result: dict[str, Tensor] = {}
-        for e, array in given:
+        for e, array in checked:
             if e.role != "parameter":
                 result[e.name] = array.clone()
                 continue
@@ -554,7 +561,7 @@ class Layout:
         return vector[entry.offset : entry.offset + entry.size]
 
 
-class Found:
+class SharedParameters:
     """Which parameters of a model are one: by names, or (None) because they are the same memory."""
 
     def __init__(self, names: Mapping[str, str] | None) -> None:
@@ -568,10 +575,10 @@ class Found:
         if self.names is not None:
             first = self._seen.setdefault(self.names.get(name, name), name)
             return None if first == name else first
-        given: Arrays = value if isinstance(value, np.ndarray) else array
-        strides = given.strides if isinstance(given, np.ndarray) else given.stride()
-        address = given.ctypes.data if isinstance(given, np.ndarray) else given.data_ptr()
-        self._held.append(given)
+        memory: Arrays = value if isinstance(value, np.ndarray) else array
+        strides = memory.strides if isinstance(memory, np.ndarray) else memory.stride()
+        address = memory.ctypes.data if isinstance(memory, np.ndarray) else memory.data_ptr()
+        self._held.append(memory)
         key = (address, tuple(array.shape), strides, array.dtype) if array.numel() else name
         first = self._seen.setdefault(key, name)
         if first == name:
@@ -596,7 +603,9 @@ class Found:
 
 def _are_groups(tied: object) -> bool:
     groups = tied if isinstance(tied, (tuple, list)) else [None]
-    return all(isinstance(group, (tuple, list)) and all(type(one) in (str, int) for one in group) for group in groups)
+    return all(
+        isinstance(group, (tuple, list)) and all(type(place) in (str, int) for place in group) for group in groups
+    )
 
 
 def mode_of(how: Mapping[str, str], name: str) -> str | None:
@@ -604,23 +613,23 @@ def mode_of(how: Mapping[str, str], name: str) -> str | None:
     return next((mode for pattern, mode in how.items() if fnmatchcase(name, pattern)), None)
 
 
-def _role(name: str, array: Tensor, given: Role | None, how: Mapping[str, str], known: bool) -> Role:
+def _role(name: str, array: Tensor, stated: Role | None, how: Mapping[str, str], known: bool) -> Role:
     """What an array is. ``given``: what a module says of it; not ``known``: a module, or its name, says that it is
     neither a parameter nor a buffer."""
-    said = None if given in ("parameter", "alias") else mode_of(how, name)
-    if given in ("alias", "constant") or said == "keep" or _is_extra(name):
-        return "alias" if given == "alias" else "constant"
+    said = None if stated in ("parameter", "alias") else mode_of(how, name)
+    if stated in ("alias", "constant") or said == "keep" or _is_extra(name):
+        return "alias" if stated == "alias" else "constant"
     if not array.is_floating_point():
         if said not in (None, "max"):
             raise ConfigError(f"buffers: {name!r} has whole numbers, expected 'max' or 'keep', got {said!r}")
         return "counter" if said or is_count(name) else "constant"
-    if given == "parameter" or said:
-        return given or "buffer"
+    if stated == "parameter" or said:
+        return stated or "buffer"
     if not known:
         return "constant"
-    if not name.endswith(_RUNNING) and _is_mask(array, given == "buffer"):
+    if not name.endswith(_RUNNING) and _is_mask(array, stated == "buffer"):
         return "constant"
-    return given or ("buffer" if name.endswith(_RUNNING) else "parameter")
+    return stated or ("buffer" if name.endswith(_RUNNING) else "parameter")
 
 
 def _is_extra(name: str) -> bool:
@@ -634,7 +643,7 @@ def _below(name: str, others: set[str]) -> bool:
 
 
 def _is_mask(array: Tensor, is_buffer: bool) -> bool:
-    """Whether an array has infinite elements and otherwise one value, as attention masks have; any, in a buffer."""
+    """Whether an array is a mask: some elements are infinite, and in a parameter all others have one value."""
     if not (is_buffer or array.dim() > 1) or math.isfinite(float(array.float().sum(dtype=torch.float64))):
         return False
     if bool(array.isnan().any()):

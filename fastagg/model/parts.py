@@ -15,7 +15,7 @@ from fastagg.model.layout import Layout, Part, Tied
 from fastagg.storage.pieces import as_array
 
 
-class Cut(list[Part]):
+class PartList(list[Part]):
     """The parts of a model, each the ``params`` of a server, and the ``layout`` of the whole."""
 
     def __init__(self, layout: Layout, parts: Iterable[Part] = ()) -> None:
@@ -39,7 +39,7 @@ class Cut(list[Part]):
             own = (entry for entry in self.layout.entries if entry.role == "parameter")
             arrays = {e.name: vector[e.offset : e.offset + e.size].reshape(e.shape) for e in own}
         named = ({e.name: arrays[e.name] for e in part.layout.entries if e.name in arrays} for part in self)
-        return [self.layout.formed(found) for found in named]
+        return [self.layout.formed(arrays) for arrays in named]
 
     def join(self, models: Iterable[Any]) -> Any:
         """Return the whole of each part's ``params`` or ``parameters()``, in the form in which the model came."""
@@ -51,7 +51,7 @@ class Cut(list[Part]):
 
 def parts(
     model: Any, count: int, *, by_part: bool = False, buffers: Mapping[str, str] | None = None, tied: Tied | None = None
-) -> Cut:
+) -> PartList:
     """Cut a model by whole tensors into parts of like size, each for a :class:`fastagg.Server` of its own.
 
     The cut follows from names, shapes and order alone: tensors are given out by size, the largest first (equal ones in
@@ -80,7 +80,7 @@ def parts(
         load, number = heapq.heappop(loads)
         place[name] = number
         heapq.heappush(loads, (load + size, number))
-    arrays, cut = layout._arrays(model), Cut(layout)
+    arrays, cut = layout._arrays(model), PartList(layout)
     for number in range(count):
         mine = {e.name: arrays[e.name] for e in layout.entries if place[owner[e.name]] == number}
         part = layout.of_some(mine, buffers or {})
@@ -89,7 +89,7 @@ def parts(
 
 
 def _owners(layout: Layout) -> dict[str, str]:
-    """Return of every array the parameter that it goes with: tied ones, and what a module has besides parameters."""
+    """Return, for every array, the parameter in whose part it is: a tied one's first name, or its module's first."""
     owner, first = dict[str, str](), dict[str, str]()  # the first parameter of each module
     at: dict[int, str] = {}  # by place in the vector
     for e in layout.entries:

@@ -46,8 +46,8 @@ class Bounds(NamedTuple):
         ranges = []
         for name, own in counters:
             dtype = getattr(torch, own)
-            least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-            ranges.append((name, dtype, is_count(name), least, most))
+            low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+            ranges.append((name, dtype, is_count(name), low, high))
         return cls([name for name, _ in buffers], limits, variances, min(limits, default=_LARGEST), ranges)
 
 
@@ -73,29 +73,33 @@ def check_statistics(
             _refuse_large(bounds, buffers.owners, what)
         if bounds.variances and not _least([buffers.owners[i] for i in bounds.variances]) >= 0:
             for i in bounds.variances:
-                if buffers.owners[i].numel() and (least := float(buffers.owners[i].min())) < 0:
-                    raise ConfigError(f"{what} {bounds.names[i]!r}: expected variances of at least 0, got {least:.3g}")
+                if buffers.owners[i].numel() and (smallest := float(buffers.owners[i].min())) < 0:
+                    raise ConfigError(
+                        f"{what} {bounds.names[i]!r}: expected variances of at least 0, got {smallest:.3g}"
+                    )
     if counters is None:
         return
-    for (name, own, counts, least, most), counter in zip(bounds.counters, counters, strict=True):
+    for (name, own, counts, smallest, largest), counter in zip(bounds.counters, counters, strict=True):
         if (counter.dtype is own and not counts) or not counter.is_cpu:  # its own type can hold any of its values
             continue
         low, high = _range(counter)
         if counts and low < 0:
             raise ConfigError(f"{what} {name!r}: expected a count of at least 0, got {low}")
-        if low < least or high > most:
-            wrong = low if low < least else high
-            raise DTypeMismatch(f"{what} {name!r}: expected numbers that fit {own} ({least}..{most}), got {wrong}")
+        if low < smallest or high > largest:
+            wrong = low if low < smallest else high
+            raise DTypeMismatch(
+                f"{what} {name!r}: expected numbers that fit {own} ({smallest}..{largest}), got {wrong}"
+            )
 
 
 def _refuse_large(bounds: Bounds, owners: Sequence[Tensor], what: str) -> None:
     for name, limit, owner in zip(bounds.names, bounds.limits, owners, strict=True):
         if not torch.isfinite(owner).all():
             raise NonFiniteUpdate(f"{what}: NaN or infinity in its buffers (running statistics): {name!r}")
-        if owner.numel() and (most := float(owner.abs().max())) > limit:
+        if owner.numel() and (peak := float(owner.abs().max())) > limit:
             raise NonFiniteUpdate(
                 f"{what} {name!r}: expected buffers (running statistics) of at most {limit:.3g}, whose mean over many "
-                f"clients is finite, got {most:.3g}"
+                f"clients is finite, got {peak:.3g}"
             )
 
 

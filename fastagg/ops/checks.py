@@ -1,4 +1,7 @@
-"""Checks that ops do before they call a kernel, and the structs of a step that kernels take (csrc/plan.h)."""
+"""Checks arguments before a kernel is called, and makes the structs that kernels take (csrc/plan.h).
+
+Nothing is written if a check fails. Only fastagg/ops and what works on vectors in place call it.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ def address(tensor: Tensor | None) -> int:
 def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> int:
     """Return the address of a state vector: 1-D, contiguous, ``size`` elements, on ``device``."""
     # One call for the usual one, because for small vectors every check takes as long as the kernel.
-    if device is HOST and (found := _look(tensor, size, _CODES[dtype])) is not None:
-        return found
+    if device is HOST and (place := _look(tensor, size, _CODES[dtype])) is not None:
+        return place
     if not isinstance(tensor, Tensor):
         raise DTypeMismatch(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     if tensor.dtype is not dtype:
@@ -88,20 +91,20 @@ def update_of(pieces: Pieces) -> native.Update:
     return native.Update(pieces.native)
 
 
-def pair(name: str, given: Any) -> tuple[Any, Any]:
+def pair(name: str, value: Any) -> tuple[Any, Any]:
     try:
-        first, second = given
+        first, second = value
     except (TypeError, ValueError):
-        raise ConfigError(f"{name}: expected two numbers, got {given!r:.100}") from None
+        raise ConfigError(f"{name}: expected two numbers, got {value!r:.100}") from None
     return first, second
 
 
-def key(name: str, given: int, bits: int = 64) -> int:
+def key(name: str, value: int, bits: int = 64) -> int:
     """Return a whole number of that many bits, without a sign."""
-    found = index(given)
-    if not 0 <= found < 1 << bits:
-        raise ConfigError(f"{name}: expected 0 to {(1 << bits) - 1}, got {given}")
-    return found
+    number = index(value)
+    if not 0 <= number < 1 << bits:
+        raise ConfigError(f"{name}: expected 0 to {(1 << bits) - 1}, got {value}")
+    return number
 
 
 def optimizer_of(
@@ -132,7 +135,7 @@ def optimizer_of(
         raise ConfigError(f"unknown optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}")
     at = vector("x", x, size, device)
     beta1, beta2 = pair("betas", betas)
-    found: dict[str, Any] = {
+    plan: dict[str, Any] = {
         "optimizer": optimizer, "x": at, "out": at, "lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps,
         "eps_root": eps_root, "weight_decay": weight_decay, "decoupled": decoupled_weight_decay,
         "period": period,
@@ -140,7 +143,7 @@ def optimizer_of(
     if index(period) < 1:
         raise ConfigError(f"period: expected a whole number >= 1, got {period}")
     if out is not None and out is not x:
-        found["out"] = vector("out", out, size, device)
+        plan["out"] = vector("out", out, size, device)
         apart("out", out, "x", x)
     length, dtype = size, torch.float32
     if units is not None:
@@ -148,17 +151,17 @@ def optimizer_of(
         length = blocks * MOMENT_BLOCK
         _check_units(optimizer, units, blocks, device)
         seed, step = pair("rounding", rounding)
-        found |= {"units": units.data_ptr(), "moment_seed": key("rounding", seed), "moment_step": key("rounding", step)}
+        plan |= {"units": units.data_ptr(), "moment_seed": key("rounding", seed), "moment_step": key("rounding", step)}
     for name, moment in (("m", m), ("v", v), ("vhat", vhat)):
         if (moment is not None) != (name in moments):
             raise ConfigError(f"{optimizer} {'needs' if moment is None else 'has no'} {name}")
         if moment is not None:
-            found[name] = vector(name, moment, length, device, dtype)
+            plan[name] = vector(name, moment, length, device, dtype)
     if correction is not None:
         if not (correction > 0 and beta1**correction < 1 and beta2**correction < 1):
             raise ConfigError(f"correction: expected a round from 1 on and betas below 1, got {correction}")
-        found["round"] = correction
-    return found
+        plan["round"] = correction
+    return plan
 
 
 def _check_units(optimizer: str, units: Tensor, blocks: int, device: torch.device) -> None:

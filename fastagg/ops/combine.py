@@ -1,15 +1,15 @@
-"""Several updates become one, whatever a few of them are."""
+"""Robust rules: they make one update of several, of which a few may be anything. :data:`ROBUST` is their list."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args, get_type_hints
 
 from torch import Tensor
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg._checks import Positive, Rule
+from fastagg._checks import SettingRule
 from fastagg._types import Native
 from fastagg.errors import ConfigError, DeviceError, ShapeMismatch
 from fastagg.ops.checks import Update, apart_from, update_of, vector
@@ -28,36 +28,43 @@ if get_args(RobustRule) != tuple(_RULES):
 COMPARING = frozenset(name for name, (_, compares) in _RULES.items() if compares)  # rules that compare whole updates
 
 
+Trim = Annotated[float, SettingRule(default=0.1, least=0, below=0.5)]
+Faults = Annotated[int, SettingRule(default=0, least=0, most=MOST)]
+Keep = Annotated[int | None, SettingRule(least=1, most=MOST)]
+Radius = Annotated[float, SettingRule(default=1.0, above=0)]
+Iterations = Annotated[int, SettingRule(default=3, least=1, most=10**6)]
+Smoothing = Annotated[float, SettingRule(default=1e-6, above=0)]
+
+
 class RobustSettings(TypedDict, total=False):
     """What a rule takes besides its name; :func:`combine` says what they are."""
 
-    trim: Annotated[float, Rule(least=0, below=0.5)]
-    f: Annotated[int, Rule(least=0, most=MOST)]
-    keep: Annotated[int, Rule(least=1, most=MOST)] | None
-    radius: Positive
-    iterations: Annotated[int, Rule(least=1, most=10**6)]
-    smoothing: Positive
+    trim: Trim
+    f: Faults
+    keep: Keep
+    radius: Radius
+    iterations: Iterations
+    smoothing: Smoothing
 
 
-_MAY_BE = get_type_hints(RobustSettings, include_extras=True)
+_HINTS = get_type_hints(RobustSettings, include_extras=True)
+DEFAULTS: Mapping[str, Any] = {name: hint.__metadata__[0].default for name, hint in _HINTS.items()}
 
-DEFAULTS: RobustSettings = {"trim": 0.1, "f": 0, "keep": None, "radius": 1.0, "iterations": 3, "smoothing": 1e-6}
 
-
-def robust_of(rule: str, count: int | None, settings: RobustSettings) -> Native:
+def robust_of(rule: RobustRule, count: int | None, settings: RobustSettings) -> Native:
     """Return the rule as the engine takes it. ``count``: of updates, if it is known."""
     _checks.fits("rule", rule, RobustRule)
     for name, value in settings.items():
         if name not in DEFAULTS:
             raise ConfigError(_checks.unknown("setting", name, DEFAULTS))
-        if name not in _RULES[rule][0] and value != DEFAULTS[name]:  # type: ignore[literal-required]
-            of = " and ".join(each for each, (settings_of, _) in _RULES.items() if name in settings_of)
+        if name not in _RULES[rule][0] and value != DEFAULTS[name]:
+            of = " and ".join(owner for owner, (names, _) in _RULES.items() if name in names)
             raise ConfigError(f"{name}: a setting of {of}, not of {rule}; leave it out")
-    given: Any = {name: _checks.fits(name, one, _MAY_BE[name]) for name, one in {**DEFAULTS, **settings}.items()}
-    made = native.engine.Robust(rule, **{**given, "keep": given["keep"] or 0})
+    values = {name: _checks.fits(name, value, _HINTS[name]) for name, value in {**DEFAULTS, **settings}.items()}
+    robust = native.engine.Robust(rule, **{**values, "keep": values["keep"] or 0})
     if count is not None:
-        made.check(count)
-    return made
+        robust.check(count)
+    return robust
 
 
 def combine(
@@ -105,23 +112,23 @@ def combine(
         >>> fastagg.ops.combine(rows, "median")
         tensor([2., 5.])
     """
-    given = [as_pieces(row) for row in rows]
-    if not given:
+    updates = [as_pieces(row) for row in rows]
+    if not updates:
         raise ConfigError("combine: there is no update")
-    how = robust_of(rule, len(given), settings)
-    first, factors = given[0], [1.0] * len(given) if weights is None else [float(w) for w in weights]
-    if len(factors) != len(given):
-        raise ShapeMismatch(f"combine: {len(given)} updates and {len(factors)} weights")
+    robust = robust_of(rule, len(updates), settings)
+    first, factors = updates[0], [1.0] * len(updates) if weights is None else [float(w) for w in weights]
+    if len(factors) != len(updates):
+        raise ShapeMismatch(f"combine: {len(updates)} updates and {len(factors)} weights")
     for factor in factors:
         _checks.number("weights", factor)
-    for k, pieces in enumerate(given):
+    for k, pieces in enumerate(updates):
         if pieces.size != first.size or pieces.device != first.device:
             raise ShapeMismatch(f"update {k} has {pieces.size} elements, update 0 has {first.size}")
     out = memory.empty(first.size, first.device) if out is None else out
     to = vector("out", out, first.size, first.device)
-    for pieces in given:
+    for pieces in updates:
         apart_from("out", to, pieces, same=False)
     if place(first.device) is not CPU:
         raise DeviceError(f"combine: for updates on the CPU, got one on {first.device}; move it there")
-    native.combine([(update_of(p), w) for p, w in zip(given, factors, strict=True)], how, out=to)
+    native.combine([(update_of(p), w) for p, w in zip(updates, factors, strict=True)], robust, out=to)
     return out

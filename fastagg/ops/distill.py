@@ -91,8 +91,8 @@ def distillation_loss(
     _matrix("student", student.detach())
     _check_targets(student, targets, rows)
     probs, labels, entropy = targets
-    found: Tensor = _Distillation.apply(student, probs, labels, entropy, rows, low, high)
-    return found
+    loss: Tensor = _Distillation.apply(student, probs, labels, entropy, rows, low, high)
+    return loss
 
 
 def alpha_bounds(alpha: float | Iterable[float]) -> tuple[float, float]:

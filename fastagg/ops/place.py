@@ -1,4 +1,4 @@
-"""Where an op runs: on the CPU, or on a CUDA device and its current stream."""
+"""Decides where an op runs: on the CPU, or on a CUDA device and its current stream."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def on_device(pieces: Pieces) -> Pieces:
     return pieces if len(pieces.native) <= _MOST_PIECES else Pieces([pieces.flat(torch.float32)])
 
 
-def run(kernel: Callable[..., None], pieces: Pieces, given: dict[str, Any]) -> None:
+def run(kernel: Callable[..., None], pieces: Pieces, settings: dict[str, Any]) -> None:
     on = place(pieces.device)
     if not pieces.size:  # an empty tensor has no address
         return
     if on is CPU:
-        kernel(pieces.native, None, given)
+        kernel(pieces.native, None, settings)
     else:
         there = on_device(pieces)  # until the kernel was launched
-        kernel(there.native, where(on), given)
+        kernel(there.native, where(on), settings)

@@ -1,4 +1,4 @@
-"""Reading an arriving update: inspect, compare, measure, accumulate."""
+"""Reads an arriving update: checks that it is finite, measures it, compares it with models, adds it up."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
         inner: whether to compute the inner product, for a third more arithmetic. Otherwise it is 0.
     """
     pieces = as_pieces(update)
-    at = {name: vector(name, given, pieces.size, pieces.device) for name, given in (("x", x), ("base", base))}
+    at = {name: vector(name, tensor, pieces.size, pieces.device) for name, tensor in (("x", x), ("base", base))}
     if place(pieces.device) is CPU:
         return distances_from(native.distances(update_of(pieces), inner=inner, **at))
     norm, moved, product = measure(pieces, x=x, base=base, inner=inner).tolist()
@@ -89,9 +89,9 @@ def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = No
     on = place(pieces.device)
     if on is CPU:
         raise ConfigError(f"measure: for updates on a CUDA device, got one on {pieces.device}")
-    for name, given in (("x", x), ("base", base)):
-        if given is not None:
-            vector(name, given, pieces.size, pieces.device)
+    for name, tensor in (("x", x), ("base", base)):
+        if tensor is not None:
+            vector(name, tensor, pieces.size, pieces.device)
     if (x is None) != (base is None):
         raise ConfigError("measure: x and base belong together")
     numbers = memory.empty(3 + native.cuda.measure_scratch(pieces.size), pieces.device, torch.float64)

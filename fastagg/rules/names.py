@@ -1,4 +1,4 @@
-"""Settings as types: a type checker finds a word that is misspelt; checks at run time know the same."""
+"""The words that settings may be, as types. Type checkers and the checks at run time read the same list."""
 
 from typing import Literal, TypedDict
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from fastagg import _checks
-from fastagg._checks import Decay, NotNegative
-from fastagg._types import Plain
+from fastagg._build import native
+from fastagg._checks import Betas, Decay, NotNegative
+from fastagg._types import Native
 from fastagg.errors import ConfigError
-from fastagg.registry import Part
-from fastagg.rules.names import Moments, SecondSettings
+from fastagg.registry import RulePart
+from fastagg.rules.names import Moments
 
 __all__ = [
     "SGD",
@@ -28,12 +29,11 @@ __all__ = [
 ]
 
 _SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and would lead to 0/0 where the moments are zero
-_HYPER = ("betas", "eps", "bias_correction", "period", "look_ahead")
 _SMALLEST_ROOT = 1e-24  # from here on eps_root alone keeps a divisor away from zero
 
 
 @dataclass(frozen=True)
-class Optimizer(Part):
+class Optimizer(RulePart):
     """Base class of the server optimizers.
 
     Args:
@@ -60,6 +60,7 @@ class Optimizer(Part):
 
     lr: NotNegative = 1.0
     kernel: ClassVar[str] = ""  # csrc/math/optimizers.h; none: `step` is called
+    decays: ClassVar[tuple[str, ...]] = ()  # the fields that are the kernel's betas[0] and betas[1]
 
     def step(
         self, x: Tensor, direction: Tensor, state: dict[str, Tensor], lr: float, round: int
@@ -83,12 +84,20 @@ class Optimizer(Part):
         """Whether :meth:`step` is called instead of a kernel."""
         return type(self).step is not Optimizer.step
 
-    def hyper(self) -> Plain:
-        """The kernel's settings, by the names of fields."""
-        return {}
+    def native(self) -> Native:
+        """Return the optimizer as the engine takes it: every field is a setting of the kernel, by its name.
+
+        Raises:
+            TypeError: the kernel has no setting of this name.
+        """
+        names = ["lr"] if self.has_own_step else [*_checks.hints(_checks.own_class(self))]
+        settings = {name: getattr(self, name) for name in names if name not in ("moments", *self.decays)}
+        if self.decays:
+            settings["betas"] = (*(getattr(self, name) for name in self.decays), 0.0)[:2]
+        return native.engine.Optimizer(self.kernel or "sgd", coded=self.moment_format == "8bit", **settings)
 
     def check(self) -> None:
-        """Refuse an optimizer that defines no step.
+        """Reject an optimizer that defines no step.
 
         Raises:
             ConfigError: it has neither a kernel nor a method ``step``.
@@ -106,32 +115,27 @@ class Optimizer(Part):
 
 
 @dataclass(frozen=True)
-class _Decaying(Optimizer):
+class _KernelOptimizer(Optimizer):
     """What all of the package's optimizers share: weight decay."""
 
     weight_decay: NotNegative = field(default=0.0, kw_only=True)
     decoupled_weight_decay: bool = field(default=False, kw_only=True)
 
-    def hyper(self) -> Plain:
-        given = {"betas": (getattr(self, "beta", 0.0), 0.0), **asdict(self)}
-        return {name: given[name] for name in (*SecondSettings.__annotations__, *_HYPER) if name in given}
-
 
 @dataclass(frozen=True)
-class _Second(_Decaying):
-    """What the optimizers with a second moment share."""
+class _AdaptiveOptimizer(_KernelOptimizer):
+    """What the optimizers with a second moment share. Each has a field ``eps``."""
 
     eps_root: NotNegative = field(default=0.0, kw_only=True)
     initial: NotNegative = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = _SMALLEST_EPS if self.eps_root < _SMALLEST_ROOT else 0
-        _checks.number("eps", getattr(self, "eps", 1.0), least=least)
+        _checks.number("eps", vars(self)["eps"], least=_SMALLEST_EPS if self.eps_root < _SMALLEST_ROOT else 0)
 
 
 @dataclass(frozen=True)
-class SGD(_Decaying):
+class SGD(_KernelOptimizer):
     """``x <- x + lr*D``.
 
     Args:
@@ -148,7 +152,7 @@ class SGD(_Decaying):
 
 
 @dataclass(frozen=True)
-class Momentum(_Decaying):
+class Momentum(_KernelOptimizer):
     """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM): the heavy ball, torch's without dampening. It is not Nesterov's.
 
     Args:
@@ -167,10 +171,11 @@ class Momentum(_Decaying):
     beta: Decay = 0.9
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "momentum"
+    decays: ClassVar[tuple[str, ...]] = ("beta",)
 
 
 @dataclass(frozen=True)
-class Adam(_Second):
+class Adam(_AdaptiveOptimizer):
     """``x <- x + lr*m/(sqrt(v) + eps)`` (FedAdam).
 
     The defaults are those of FADAS: betas (0.9, 0.99) and no bias correction. ``torch.optim.Adam`` is
@@ -190,19 +195,11 @@ class Adam(_Second):
     """
 
     lr: NotNegative = 1e-3
-    betas: tuple[float, float] = (0.9, 0.99)
-    eps: float = 1e-8
+    betas: Betas = (0.9, 0.99)
+    eps: NotNegative = 1e-8
     bias_correction: bool = False
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "adam"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
-            raise ConfigError(f"betas: expected two numbers, got {self.betas!r}")
-        object.__setattr__(self, "betas", tuple(self.betas))  # a list, from a file, would not hash
-        for k, beta in enumerate(self.betas):
-            _checks.fits(f"betas[{k}]", beta, Decay)
 
 
 @dataclass(frozen=True)
@@ -211,12 +208,6 @@ class AMSGrad(Adam):
 
     With ``bias_correction`` the maximum is taken before the correction, as in FADAS's program and in torch. In optax it
     is the maximum of the corrected v.
-
-    Example:
-        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.AMSGrad(lr=0.1, betas=(0.0, 0.0)))
-        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
-        >>> round(float(server.parameters()), 3)
-        0.1
     """
 
     kernel: ClassVar[str] = "amsgrad"
@@ -224,14 +215,7 @@ class AMSGrad(Adam):
 
 @dataclass(frozen=True)
 class Yogi(Adam):
-    """``v <- v - (1-b2)*D*D*sign(v - D*D)``, then as Adam (FedYogi).
-
-    Example:
-        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Yogi(lr=0.1, betas=(0.0, 0.0)))
-        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
-        >>> round(float(server.parameters()), 3)
-        0.1
-    """
+    """``v <- v - (1-b2)*D*D*sign(v - D*D)``, then as Adam (FedYogi)."""
 
     kernel: ClassVar[str] = "yogi"
 
@@ -241,20 +225,14 @@ class Lookahead(Adam):
     """FedAC's step: ``m`` and ``v`` as Adam, then ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``.
 
     A reconstruction, see :func:`fastagg.FedAC`.
-
-    Example:
-        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Lookahead(lr=0.1, betas=(0.0, 0.0)))
-        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
-        >>> round(float(server.parameters()), 3)
-        0.1
     """
 
-    betas: tuple[float, float] = (0.6, 0.9)
+    betas: Betas = (0.6, 0.9)
     kernel: ClassVar[str] = "lookahead"
 
 
 @dataclass(frozen=True)
-class Adagrad(_Second):
+class Adagrad(_AdaptiveOptimizer):
     """``v <- v + D*D``, then as Adam (FedAdagrad).
 
     ``torch.optim.Adagrad`` is ``Adagrad(lr, eps=1e-10)``. optax has its epsilon inside the root, and starts at 0.1:
@@ -264,23 +242,18 @@ class Adagrad(_Second):
         beta: decay of ``m``, in [0, 1).
         eps: outside the square root, > 0.
         moments, weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`Optimizer`.
-
-    Example:
-        >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Adagrad(lr=0.1))
-        >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(1))
-        >>> round(float(server.parameters()), 3)
-        0.1
     """
 
     lr: NotNegative = 1e-2
     beta: Decay = 0.0
-    eps: float = 1e-8
+    eps: NotNegative = 1e-8
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "adagrad"
+    decays: ClassVar[tuple[str, ...]] = ("beta",)
 
 
 @dataclass(frozen=True)
-class Nesterov(_Decaying):
+class Nesterov(_KernelOptimizer):
     """``m <- mu*m + (1-dampening)*D; x <- x + lr*(D + mu*m)``: the outer optimizer of DiLoCo (arXiv 2311.08105).
 
     ``torch.optim.SGD(lr, momentum=mu, nesterov=True)`` is ``Nesterov(lr, mu)``. HeLoCo has ``dampening=mu`` (arXiv
@@ -308,18 +281,16 @@ class Nesterov(_Decaying):
     look_ahead: bool = False
     moments: Moments = field(default="fp32", kw_only=True)
     kernel: ClassVar[str] = "nesterov"
+    decays: ClassVar[tuple[str, ...]] = ("momentum", "dampening")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.look_ahead and self.moments != "fp32":
             raise ConfigError(f"moments: look_ahead adds them to the model as fp32, got {self.moments!r}; leave it out")
 
-    def hyper(self) -> Plain:
-        return {**super().hyper(), "betas": (self.momentum, self.dampening)}
-
 
 @dataclass(frozen=True)
-class DelayedNesterov(_Decaying):
+class DelayedNesterov(_KernelOptimizer):
     """Nesterov's momentum at every N-th step alone, on the mean of N directions: for asynchronous DiLoCo.
 
     Every step ``x <- x + lr*D/N``; every N-th one also ``m <- mu*m + mean of the last N D; x <- x + lr*mu*m``. Async
@@ -343,8 +314,6 @@ class DelayedNesterov(_Decaying):
 
     lr: NotNegative = 0.7
     momentum: Decay = 0.9
-    period: Annotated[int, _checks.Rule(least=1, most=2**31 - 1)] = 10
+    period: Annotated[int, _checks.SettingRule(least=1, most=2**31 - 1)] = 10
     kernel: ClassVar[str] = "delayed"
-
-    def hyper(self) -> Plain:
-        return {**super().hyper(), "betas": (self.momentum, 0.0)}
+    decays: ClassVar[tuple[str, ...]] = ("momentum",)

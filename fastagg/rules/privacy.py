@@ -1,4 +1,4 @@
-"""Noise that hides each client in what a server hands out: settings, sensitivity, and what was spent."""
+"""Settings of differential privacy for clients, how much noise follows from them, and what steps have spent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg._checks import Positive, Rule
+from fastagg._checks import Positive, SettingRule
 from fastagg._extras import PRIVACY, require
 from fastagg._keywords import made
 from fastagg._types import Native
@@ -18,8 +18,8 @@ __all__ = ["BLT", "AdaptiveClip", "Gaussian"]
 
 _MOST = 2**63 - 1
 _MOST_BUFFERS = 8  # csrc/plan.h
-Share = Annotated[float, Rule(above=0, below=1)]
-Times = Annotated[int, Rule(least=1, most=_MOST)]
+Share = Annotated[float, SettingRule(above=0, below=1)]
+Times = Annotated[int, SettingRule(least=1, most=_MOST)]
 
 
 class NoiseKey(bytes):
@@ -85,10 +85,10 @@ class BLT:
 
     def __post_init__(self) -> None:
         for name in ("omega", "theta"):
-            given = getattr(self, name)
-            if not isinstance(given, (tuple, list)) or not 1 <= len(given) <= _MOST_BUFFERS:
-                raise ConfigError(_checks.wrong(name, f"1 to {_MOST_BUFFERS} numbers", given))
-            object.__setattr__(self, name, tuple(float(_checks.number(name, one, above=0)) for one in given))
+            numbers = getattr(self, name)
+            if not isinstance(numbers, (tuple, list)) or not 1 <= len(numbers) <= _MOST_BUFFERS:
+                raise ConfigError(_checks.wrong(name, f"1 to {_MOST_BUFFERS} numbers", numbers))
+            object.__setattr__(self, name, tuple(float(_checks.number(name, number, above=0)) for number in numbers))
         if len(self.omega) != len(self.theta):
             raise ConfigError(f"theta: expected one for each of {len(self.omega)} omega, got {len(self.theta)}")
         if max(self.theta) >= 1:
@@ -153,7 +153,7 @@ class Gaussian:
         client 'ann' took part in step 0, and may again in step 2 (min_separation); the next one is step 1
     """
 
-    noise_multiplier: Annotated[float, Rule(least=0, most=1e6)]
+    noise_multiplier: Annotated[float, SettingRule(least=0, most=1e6)]
     clip_norm: float | AdaptiveClip
     correlation: BLT | None = field(default=None, kw_only=True)
     min_separation: Times = field(default=1, kw_only=True)
@@ -161,8 +161,8 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         for name, kind in (("clip_norm", AdaptiveClip), ("correlation", BLT)):
-            if isinstance(given := getattr(self, name), dict):  # from a checkpoint
-                object.__setattr__(self, name, made(kind, given))
+            if isinstance(setting := getattr(self, name), dict):  # from a checkpoint
+                object.__setattr__(self, name, made(kind, setting))
         _checks.fields(self)
         if not isinstance(self.clip_norm, AdaptiveClip):
             _check_norm("clip_norm", self.clip_norm)
@@ -221,13 +221,13 @@ class Gaussian:
         return float(get_epsilon_gaussian(self.noise_multiplier / moved, delta))
 
 
-def privacy_of(given: Any) -> Gaussian | None:
+def privacy_of(setting: Any) -> Gaussian | None:
     """Return the setting ``privacy``, which may be plain data."""
-    if isinstance(given, dict):
-        return made(Gaussian, given)
-    if given is None or isinstance(given, Gaussian):
-        return given
-    raise ConfigError(_checks.wrong("privacy", "a fastagg.Gaussian, or None", given))
+    if isinstance(setting, dict):
+        return made(Gaussian, setting)
+    if setting is None or isinstance(setting, Gaussian):
+        return setting
+    raise ConfigError(_checks.wrong("privacy", "a fastagg.Gaussian, or None", setting))
 
 
 def _check_norm(name: str, norm: Any) -> None:

@@ -18,7 +18,7 @@ from fastagg._build import native
 from fastagg._checks import Count, NotNegative, Positive
 from fastagg._types import Native
 from fastagg.errors import ConfigError
-from fastagg.registry import Part
+from fastagg.registry import RulePart
 from fastagg.rules.names import Rule
 from fastagg.storage.pieces import Pieces
 
@@ -74,7 +74,7 @@ class Facts:
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Weighed(NamedTuple):
+class UpdateWeight(NamedTuple):
     """A policy's result for one update."""
 
     weight: float | None  # None: the update is dropped
@@ -82,7 +82,7 @@ class Weighed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Staleness(Part):
+class Staleness(RulePart):
     """Base class of the policies. Here delays change nothing.
 
     Attributes:
@@ -141,8 +141,8 @@ class Staleness(Part):
         """The first number of local steps of a client. None if the policy does not set it."""
         return None
 
-    def _weighed(self, facts: Facts) -> Weighed:
-        return Weighed(self.weigh(facts))
+    def _weighed(self, facts: Facts) -> UpdateWeight:
+        return UpdateWeight(self.weigh(facts))
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class DelayAdaptive(Staleness):
         0.025
     """
 
-    threshold: Annotated[float, _checks.Rule(least=0, name="delay_threshold")] = 10
+    threshold: Annotated[float, _checks.SettingRule(least=0, name="delay_threshold")] = 10
     rule: Rule = "scaled"
     lipschitz: Positive | None = None
 
@@ -291,8 +291,8 @@ class Euclidean(Staleness):
     eps: Positive = 1.0
     gamma_bar: NotNegative = 3.0
     kappa: NotNegative = 1.0
-    local_steps: Annotated[int, _checks.Rule(least=1, most=_MOST_STEPS)] = 10
-    max_local_steps: int | None = None
+    local_steps: Annotated[int, _checks.SettingRule(least=1, most=_MOST_STEPS)] = 10
+    max_local_steps: Annotated[int, _checks.SettingRule(least=1, most=_MOST_STEPS)] | None = None
     gamma_max: Positive | None = None
     weighs: ClassVar[bool] = True
 
@@ -309,16 +309,16 @@ class Euclidean(Staleness):
     def _first_steps(self) -> int:
         return self.local_steps
 
-    def _weighed(self, facts: Facts) -> Weighed:
+    def _weighed(self, facts: Facts) -> UpdateWeight:
         norm = facts.norm * facts.gain
         if norm == 0.0:
-            return Weighed(None)
+            return UpdateWeight(None)
         assert facts.moved is not None
         gamma = facts.moved / norm
         steps = self._next_steps(facts.local_steps, gamma)
         if self.gamma_max is not None and gamma > self.gamma_max:
-            return Weighed(None, steps)
-        return Weighed(self.lam / (gamma + self.eps), steps)
+            return UpdateWeight(None, steps)
+        return UpdateWeight(self.lam / (gamma + self.eps), steps)
 
     def _next_steps(self, local_steps: int | None, gamma: float) -> int:
         steps = (local_steps or self.local_steps) + math.floor((self.gamma_bar - gamma) * self.kappa)

@@ -1,12 +1,12 @@
-"""Connections, requests and transfers that end, whatever the other side does, and are so many at a time at most.
+"""Limits how many connections, requests and transfers there are, and ends those that stand still.
 
-What is guaranteed, over all routes and all clients, with and without a token:
+This holds for all routes and clients, with and without a token:
 
-1. Connections, handshakes of TLS among them, are at most as many as :class:`Listener` was told. One more takes the
-   place of the one that has been silent longest and serves nobody. So who speaks is heard, whoever else is silent.
+1. :class:`Listener` has a limit of connections, handshakes of TLS included. One more takes the place of the one that
+   has been silent longest and serves nobody. So silent connections never keep others out.
 2. A connection whose client says nothing, or that stands still, is cut (:class:`Connection`).
-3. Whoever sends a body of a request gets the answer, also if it was known before the body came (:class:`Front`).
-4. Whether the process is healthy is answered when no other request is.
+3. A client that sends a body gets its answer, also if the answer was known before the body came (:class:`Front`).
+4. ``/health`` and ``/ready`` are answered even when no other request is.
 5. A transfer ends within its time. If another needs its room, the slowest ends earlier (:class:`Transfer`).
 """
 
@@ -68,7 +68,7 @@ class Transfer:
             self.timer.reschedule(0.0)
 
 
-class Download(StreamingResponse):
+class ModelDownload(StreamingResponse):
     """Sends memory in pieces, the next one when the client has taken the last one.
 
     Args:
@@ -211,7 +211,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state is h11.IDLE:
             super().send_400_response(msg)
-        else:  # an answer has begun
+        else:  # an answer has begun, so no other one can be sent
             self.cut()
 
     @property
@@ -220,7 +220,7 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete or "answered" in self.scope
 
     def cut(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         self.is_cut = True
         if self.transport is not None:
             self.transport.abort()
@@ -228,7 +228,7 @@ class Connection(H11Protocol):
             self.greeting.cancel()
 
     def look(self) -> None:
-        """Cut the connection if there has been nothing new for long, and the service is not at work either."""
+        """Cut the connection if nothing has moved on it for long and the service is not computing its answer."""
         cycle, waiting = self.cycle, self.transport.get_write_buffer_size()
         answered = cycle is None or cycle.response_complete
         ended = self.transport.is_closing() or (answered and cycle is not None and cycle.more_body)
@@ -253,7 +253,7 @@ class Listener(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, connections: int) -> None:
         super().__init__(config)
-        self.listener, self.most = listener, connections + SPARE
+        self.listener, self.limit = listener, connections + SPARE
         self.open: set[Connection] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -270,33 +270,37 @@ class Listener(uvicorn.Server):
         await super().shutdown(sockets=[])
 
     async def accept(self) -> None:
-        """Accept for ever."""
+        """Accept connections until the task is cancelled."""
         loop, said = asyncio.get_running_loop(), -math.inf
         while True:
             await asyncio.sleep(0)  # because what waits already is accepted without
             try:
                 accepted, _ = await loop.sock_accept(self.listener)
-            except OSError as error:  # such as no file for it
+            except OSError as error:  # such as too many open files
                 if loop.time() - said > 60:
                     said = loop.time()
                     _log.warning("a connection was not accepted: %s; there are %d (ulimit -n)", error, len(self.open))
                 self.make_room(0)
                 await asyncio.sleep(0.05)
                 continue
-            if not self.make_room(self.most):
+            if not self.make_room(self.limit):
                 accepted.close()
                 continue
             connection = Connection(self.config, self.server_state, self.lifespan.state, loop)
             self.open.add(connection)
             connection.greeting = asyncio.create_task(self.greet(connection, accepted))
 
-    def make_room(self, most: int) -> bool:
+    def make_room(self, limit: int) -> bool:
         """Cut the connection that has been silent longest and serves nobody, if there are so many. Return whether there
         is room."""
         there = [connection for connection in self.open if not connection.is_cut]
-        if len(there) < most:
+        if len(there) < limit:
             return True
-        silent = min((one for one in there if one.serves_nobody), key=lambda one: one.heard, default=None)
+        silent = min(
+            (connection for connection in there if connection.serves_nobody),
+            key=lambda connection: connection.heard,
+            default=None,
+        )
         if silent is not None:
             silent.cut()
         return silent is not None

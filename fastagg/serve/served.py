@@ -1,12 +1,10 @@
-"""What the service knows of each part and of each client."""
+"""The server of each part, with what is on its way to and from it. Only the service uses it, in its event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from fastagg.serve.connection import Transfer
 from fastagg.server.server import Server
@@ -15,15 +13,7 @@ Sent = tuple[int, str | None]  # a version, in a format
 Copy = tuple[int | str, int]  # a client, and its task
 
 
-@dataclass
-class Client:
-    """What is known of a client since the service began: when it was last there, and how many updates it has sent."""
-
-    seen: float = field(default_factory=time.monotonic)
-    updates: int = 0
-
-
-class Served:
+class ServedPart:
     """The server of a part, and what is on its way.
 
     Attributes:

@@ -6,8 +6,7 @@ GET  /task/{client}?part=0&speed=V   the part as a task, [d], with model_dtype=b
 POST /update/{client}/{task}?part=0  the task's update, [d] fp32, fp16 or bf16, or encoded; 200 when it is on the disk
 GET  /model, /model?part=0           the model, or a part of it, as safetensors; this opens no task
 GET  /parts                          which arrays of the model each part has
-POST /heartbeat/{client}             the client is there; its open tasks come back
-GET  /                               the status as a page
+POST /heartbeat/{client}             the client's open tasks
 GET  /metrics                        for Prometheus
 GET  /health, /ready                 whether the process works; whether it would take an update
 
@@ -24,7 +23,6 @@ import logging
 import math
 import shutil
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -34,7 +32,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException as Refused  # before a server is asked
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -42,10 +40,10 @@ from fastagg import errors
 from fastagg._types import Plain
 from fastagg.durable.log import SMALL
 from fastagg.durable.trees import DTYPES
-from fastagg.model.parts import Cut
-from fastagg.serve.connection import LATER, Download, Front, Transfer
-from fastagg.serve.served import Client, Copy, Sent, Served
-from fastagg.serve.status import Metrics, page
+from fastagg.model.parts import PartList
+from fastagg.serve.connection import LATER, Front, ModelDownload, Transfer
+from fastagg.serve.metrics import Metrics
+from fastagg.serve.served import Copy, Sent, ServedPart
 from fastagg.serve.tokens import OPERATOR, Tokens
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server
@@ -59,7 +57,6 @@ TYPES = {
 CHUNK = 1 << 20  # bytes of an update that are written at once
 LONGEST = 60.0  # seconds that a request waits for a newer version
 SPARE = 1 << 20  # bytes that must be free besides an update
-REMEMBERED = 10_000  # clients of which the status page knows
 STATUS: list[tuple[type[Exception], int]] = [  # the first match counts
     (errors.OtherClient, 403), (errors.StaleIncarnation, 410), (errors.UnknownClient, 404),
     (errors.UnknownVersion, 409), (errors.TooSoon, 409), (errors.Busy, 429), (errors.NotDurable, 503),
@@ -86,19 +83,18 @@ class Service:
     """
 
     def __init__(
-        self, servers: Sequence[Server], cut: Cut, folder: Path, tokens: Tokens | None = None, *,
+        self, servers: Sequence[Server], cut: PartList, folder: Path, tokens: Tokens | None = None, *,
         seconds: float = 60.0, slowest: float = 50_000.0, uploads: int = 64, reading: float | None = None,
         requests: int = 512,
     ) -> None:  # fmt: skip
         self.folder, self.tokens = folder, tokens
         self.seconds, self.slowest, self.uploads = seconds, slowest, uploads
         self.requests = requests
-        self.parts = [Served(server) for server in servers]
+        self.parts = [ServedPart(server) for server in servers]
         self.reading = max(1e9, 4 * sum(served.nbytes for served in self.parts)) if reading is None else reading
         self.largest = max(largest(served.server.layout.size) for served in self.parts)  # bytes of an update
         self.own = CapacityLimiter(2)  # threads of those who ask for its health
         self.layout = json.dumps(_layout(cut, servers))
-        self.clients: OrderedDict[str, Client] = OrderedDict()
         self.metrics = Metrics(servers)
         self._newer = asyncio.Event()  # another one after each step
 
@@ -120,7 +116,6 @@ class Service:
             Route("/heartbeat/{client:path}", self.guarded(self.heartbeat), methods=["POST"]),
             Route("/model", self.guarded(self.model), methods=["GET"]),
             Route("/parts", self.guarded(self.which), methods=["GET"]),
-            Route("/", self.guarded(self.status, OPERATOR), methods=["GET"]),
             Route("/metrics", self.guarded(self.scraped, OPERATOR), methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/ready", self.ready, methods=["GET"]),
@@ -137,9 +132,9 @@ class Service:
 
         async def handle(request: Request) -> Response:
             client = request.path_params.get("client", who)
-            given = request.headers.get("authorization", "")
-            if self.tokens is not None and not self.tokens.allow(given, client):
-                return JSONResponse({"error": "Unauthorized"}, 401, {"WWW-Authenticate": 'Basic realm="fastagg"'})
+            authorization = request.headers.get("authorization", "")
+            if self.tokens is not None and not self.tokens.allow(authorization, client):
+                return JSONResponse({"error": "Unauthorized"}, 401, {"WWW-Authenticate": "Bearer"})
             before = [served.server.version for served in self.parts]
             says: Plain
             try:
@@ -163,21 +158,20 @@ class Service:
         if not await self.is_newer(request, [served]):
             return Response(status_code=204)
         speed, format = _number(request.query_params.get("speed"), "speed"), request.query_params.get("format")
-        found = await run_in_threadpool(_sent, served.server, _client(request, served.server), speed, format)
-        self.note(request)
+        task = await run_in_threadpool(_sent, served.server, _client(request, served.server), speed, format)
         self.look()  # a round was due
         headers = {
-            "X-Task": str(found.id), "X-Version": str(found.version), "X-Incarnation": str(found.incarnation),
+            "X-Task": str(task.id), "X-Version": str(task.version), "X-Incarnation": str(task.incarnation),
             "Cache-Control": "no-store",
         }  # fmt: skip
-        if found.local_steps is not None:
-            headers["X-Local-Steps"] = str(found.local_steps)
-        if (encoded := found.encoded) is not None:
+        if task.local_steps is not None:
+            headers["X-Local-Steps"] = str(task.local_steps)
+        if (encoded := task.encoded) is not None:
             headers["Content-Type"] = ENCODED
-        elif found.flat.dtype is torch.bfloat16:
+        elif task.flat.dtype is torch.bfloat16:
             headers["Content-Type"] = BF16
-        body = _view(found.flat) if encoded is None else encoded.native.bytes.data
-        return self.download([body], headers, [(served, (found.version, format))])
+        body = _view(task.flat) if encoded is None else encoded.native.bytes.data
+        return self.download([body], headers, [(served, (task.version, format))])
 
     async def model(self, request: Request) -> Response:
         chosen = self.chosen(request)
@@ -185,7 +179,7 @@ class Service:
             return Response(status_code=204)
         entries: Plain = {}
         held, at = [], 0
-        versions: list[tuple[Served, Sent]] = []
+        versions: list[tuple[ServedPart, Sent]] = []
         headers = {"X-Version": str(self.version(chosen)), "X-Incarnation": self.incarnation(chosen)}
         for served in chosen:
             versions.append((served, (served.server.version, None)))
@@ -203,8 +197,8 @@ class Service:
         return self.download([start, *held], headers | {"Cache-Control": "no-cache"}, versions)
 
     def download(
-        self, body: Sequence[memoryview], headers: dict[str, str], versions: list[tuple[Served, Sent]]
-    ) -> Download:
+        self, body: Sequence[memoryview], headers: dict[str, str], versions: list[tuple[ServedPart, Sent]]
+    ) -> ModelDownload:
         """Return an answer that sends memory of these versions. The slowest other downloads end if theirs are too many
         beside these."""
         transfer = Transfer(self.allowed(sum(map(len, body))))
@@ -221,7 +215,7 @@ class Service:
         with contextlib.ExitStack() as stack:
             for served, sent in versions:
                 stack.enter_context(served.counted(sent, transfer))
-            return Download(body, headers, transfer, stack.pop_all())
+            return ModelDownload(body, headers, transfer, stack.pop_all())
 
     async def update(self, request: Request) -> Response:
         served, task = self.part(request), _whole(request.path_params["task"], "task")
@@ -248,20 +242,21 @@ class Service:
             slowest.cut()
         served.receiving += 1
         try:
-            found: Receipt | errors.AlreadyCounted = await self.received(request, served, copy, samples, dtype, needed)
+            receipt: Receipt | errors.AlreadyCounted = await self.received(
+                request, served, copy, samples, dtype, needed
+            )
         except errors.AlreadyCounted as error:  # the answer was lost on its way, so it is given again
             if error.version is None:  # it is not remembered
                 raise
-            found = error
+            receipt = error
             await run_in_threadpool(served.server.flush)  # the first one may wait for the disk yet
         finally:
             served.receiving -= 1
-        self.note(request, found)
         self.look()
-        return JSONResponse({"version": found.version, "applied": found.applied})
+        return JSONResponse({"version": receipt.version, "applied": receipt.applied})
 
     async def received(
-        self, request: Request, served: Served, copy: Copy, samples: float | None, dtype: torch.dtype, needed: int
+        self, request: Request, served: ServedPart, copy: Copy, samples: float | None, dtype: torch.dtype, needed: int
     ) -> Receipt:
         """Receive an update of ``needed`` bytes. Chunks go to the folder as they arrive; the step runs in a thread."""
         client, task = copy
@@ -289,27 +284,23 @@ class Service:
             served.uploads.discard(transfer)
             stack.__exit__(type(error), error, error.__traceback__)
             if isinstance(error, TimeoutError):
-                most = f"{self.allowed(needed):.0f} s, or was the slowest of {self.uploads}"
-                raise Refused(408, f"the update took longer than {most}") from None
+                limit = f"{self.allowed(needed):.0f} s, or was the slowest of {self.uploads}"
+                raise Refused(408, f"the update took longer than {limit}") from None
             raise
         return upload.receipt
 
     async def heartbeat(self, request: Request) -> Response:
         if not await self.is_newer(request, self.chosen(request)):
             return Response(status_code=204)
-        found: Plain = {}
+        tasks: Plain = {}
         for number, served in enumerate(self.parts):
             with contextlib.suppress(errors.UnknownVersion, errors.UnknownClient):
                 version, task = served.server._engine.find(_client(request, served.server), None, None, None, None)
-                found[str(number)] = {"version": version, "task": task}
-        self.note(request)
-        return JSONResponse({"version": self.version(self.parts), "open": found})
+                tasks[str(number)] = {"version": version, "task": task}
+        return JSONResponse({"version": self.version(self.parts), "open": tasks})
 
     async def which(self, request: Request) -> Response:
         return Response(self.layout, media_type="application/json")
-
-    async def status(self, request: Request) -> Response:
-        return HTMLResponse(page(self.parts, self.clients, await self.why()))
 
     async def scraped(self, request: Request) -> Response:
         own = {
@@ -318,9 +309,7 @@ class Service:
             "uploads": ("Updates on their way", [served.receiving for served in self.parts]),
             "downloads": ("Models on their way", [served.downloads for served in self.parts]),
         }
-        now = time.monotonic()
-        silent = {name: now - client.seen for name, client in self.clients.items()}
-        text = await run_in_threadpool(self.metrics.text, own, silent)
+        text = await run_in_threadpool(self.metrics.text, own)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self, request: Request) -> Response:
@@ -339,7 +328,7 @@ class Service:
         return await to_thread.run_sync(self.unready, limiter=self.own)
 
     def unready(self) -> str:
-        """Return why no update would be taken: what was acknowledged is not on the disk, or the next has no room."""
+        """Return why no update would be taken: the log cannot be written, or the disk has no room. Empty: it would."""
         try:
             for served in self.parts:
                 served.server.flush()
@@ -348,29 +337,29 @@ class Service:
         needed = SPARE + 4 * max(served.server.layout.size for served in self.parts)
         return f"{self.folder}: the disk is full" if shutil.disk_usage(self.folder).free < needed else ""
 
-    def part(self, request: Request) -> Served:
+    def part(self, request: Request) -> ServedPart:
         number = _whole(request.query_params.get("part", "0"), "part")
         if number >= len(self.parts):
             raise Refused(404, f"part: expected 0..{len(self.parts) - 1}, got {number}")
         return self.parts[number]
 
-    def chosen(self, request: Request) -> list[Served]:
+    def chosen(self, request: Request) -> list[ServedPart]:
         """Return the part that a request names, or all."""
         return [self.part(request)] if "part" in request.query_params else self.parts
 
-    def incarnation(self, parts: Sequence[Served]) -> str:
+    def incarnation(self, parts: Sequence[ServedPart]) -> str:
         """Return what has made the present versions of these parts."""
         return "-".join(str(served.incarnation) for served in parts)
 
-    def version(self, parts: Sequence[Served]) -> int:
+    def version(self, parts: Sequence[ServedPart]) -> int:
         """Return how many versions these parts have made together."""
         return sum(served.server.version for served in parts)
 
-    async def is_newer(self, request: Request, parts: Sequence[Served]) -> bool:
-        """Wait until there is a newer version than the request says, if it says one. Return whether there is."""
-        if (given := request.query_params.get("after")) is None:
+    async def is_newer(self, request: Request, parts: Sequence[ServedPart]) -> bool:
+        """Wait for a version above the request's ``after``. Return whether there is one. Without ``after``: True."""
+        if (stated := request.query_params.get("after")) is None:
             return True
-        after, seconds = _whole(given, "after"), _number(request.query_params.get("wait", "0"), "wait")
+        after, seconds = _whole(stated, "after"), _number(request.query_params.get("wait", "0"), "wait")
         now, its = self.incarnation(parts), request.query_params.get("incarnation")
         if after > self.version(parts) or (after == self.version(parts) and its not in (None, now)):
             raise errors.StaleIncarnation(f"after: this server has no version {after}, or not that one: ask without it")
@@ -384,7 +373,7 @@ class Service:
         return self.version(parts) > after and not is_gone
 
     def look(self) -> None:
-        """Wake those who wait for a newer version, if there is one."""
+        """Wake the requests that wait for a newer version, if a server has made one."""
         if [served.seen for served in self.parts] != (now := [served.server.version for served in self.parts]):
             for served, version in zip(self.parts, now, strict=True):
                 served.seen = version
@@ -404,16 +393,6 @@ class Service:
                     _log.warning("a round that may be due could not be ended: %r", error)
             self.look()
 
-    def note(self, request: Request, found: Receipt | errors.AlreadyCounted | None = None) -> None:
-        """Remember that a client is there, and how often it has answered."""
-        name = str(request.path_params["client"])[:256]
-        client = self.clients.setdefault(name, Client())
-        client.seen = time.monotonic()
-        client.updates += isinstance(found, Receipt)
-        self.clients.move_to_end(name)
-        if len(self.clients) > REMEMBERED:
-            self.clients.popitem(last=False)
-
     def allowed(self, nbytes: int) -> float:
         return self.seconds + nbytes / self.slowest
 
@@ -430,13 +409,13 @@ def _sent(server: Server, client: int | str, speed: float | None, format: str | 
 
 
 def _view(array: torch.Tensor) -> memoryview:
-    found: memoryview = array.reshape(-1).view(torch.uint8).numpy().data
-    return found
+    view: memoryview = array.reshape(-1).view(torch.uint8).numpy().data
+    return view
 
 
-def _layout(cut: Cut, servers: Sequence[Server]) -> Plain:
-    """Return where each part's arrays are in the whole model's vector, in the order in which the part has them, and the
-    second names of those that have several."""
+def _layout(cut: PartList, servers: Sequence[Server]) -> Plain:
+    """Return what ``/parts`` sends: each part's arrays in its order (name, place in the whole vector, shape), and of
+    each second name of a tied array the first."""
     whole = {entry.name: entry.offset for entry in cut.layout.entries if entry.role == "parameter"}
     parts = [
         [[entry.name, whole[entry.name], list(entry.shape)] for entry in part.layout.entries if entry.name in whole]
@@ -449,7 +428,7 @@ def _layout(cut: Cut, servers: Sequence[Server]) -> Plain:
 
 def _client(request: Request, server: Server) -> int | str:
     name = str(request.path_params["client"])
-    if "\ufffd" in name:  # what starlette makes of bytes that are no UTF-8: clients would share it
+    if "\ufffd" in name:  # starlette's sign for bytes that are no UTF-8: two such clients would have one name
         raise Refused(400, "client: expected UTF-8")
     return int(name) if server.num_clients is not None and _is_whole(name) else name
 

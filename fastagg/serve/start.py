@@ -1,4 +1,4 @@
-"""Starts the service: a model from a file, a rule by its name, a folder."""
+"""Starts ``fastagg serve``: reads the model, opens the parts' folders, listens. Only the command line calls it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastagg import _checks, _extras, _keywords, registry
 from fastagg._types import Plain
 from fastagg.durable.keeper import EVERY
 from fastagg.errors import ConfigError
-from fastagg.model.parts import Cut
+from fastagg.model.parts import PartList
 from fastagg.server.server import Server
 
 # What a rule needs to know of the number of workers, by the name of its argument.
@@ -59,7 +59,7 @@ def serve(
     buffers = own.get("buffers")
     cut = read(model, parts, by_part, own.pop("tied", None), buffers if isinstance(buffers, dict) else None)
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(one) for one in opened(cut, rule, own, workers, folder, checkpoint_every)]
+        servers = [stack.enter_context(server) for server in opened(cut, rule, own, workers, folder, checkpoint_every)]
         for part in cut:
             part.arrays.clear()  # the servers have copies
         _log.info("%s: %s parameters, parts: %d, %s", model, f"{cut.layout.size:,}", len(cut), servers[0].direction)
@@ -82,14 +82,14 @@ def serve(
 def connections_for(parts: int) -> int:
     """Return for how many connections there are files, 512 at most: each may need one more for its update. The limit of
     open files is raised as far as the system allows."""
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # not every system can
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        limit = most
+    limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # not every system can raise it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+        limit = hard_limit
     return max(16, min(512, (limit - 128 - 64 * parts) // 2)) if limit >= 0 else 512
 
 
-def read(path: Path, count: int, by_part: bool = False, tied: Any = None, buffers: Any = None) -> Cut:
+def read(path: Path, count: int, by_part: bool = False, tied: Any = None, buffers: Any = None) -> PartList:
     """Return the parts of a model in a safetensors file, or in those of an index.
 
     The second names of tied parameters are in the file (``safetensors.torch.save_model``), or in ``tied``. Arrays that
@@ -138,7 +138,7 @@ def equal(arrays: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def opened(
-    cut: Cut, rule: str, settings: Mapping[str, object], workers: int, folder: Path, every: int = EVERY
+    cut: PartList, rule: str, settings: Mapping[str, object], workers: int, folder: Path, every: int = EVERY
 ) -> list[Server]:
     """Open the folder of each part's server, ``part-0`` and so on. New ones begin with the model.
 
@@ -176,10 +176,10 @@ def maker(rule: str, settings: Mapping[str, object], workers: int) -> Callable[[
     limits: Plain = {"lease": 3600.0, "max_open_per_client": 2, "max_waiting": 256}
     if "num_clients" not in {*own, *settings}:
         limits["max_clients"] = 4 * workers
-    given = {**limits, **dict.fromkeys(own, workers), **settings}
+    arguments = {**limits, **dict.fromkeys(own, workers), **settings}
 
     def make(part: Any) -> Server:
-        server: Server = preset(part, **given)
+        server: Server = preset(part, **arguments)
         if server.control is not None:
             raise ConfigError(f"rule: {rule} sends control variates with its tasks; write a server in Python for it")
         return server

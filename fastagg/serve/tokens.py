@@ -1,23 +1,21 @@
-"""Who may ask for what."""
+"""Tokens: they say which client's tasks and updates a request may be about. Only the service asks."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 from collections import defaultdict
 from pathlib import Path
 
 from fastagg.errors import ConfigError
 
-OPERATOR = "*"  # the name whose tokens are for every client, the status page and the metrics
+OPERATOR = "*"  # the name whose tokens are for every client and the metrics
 SHORTEST = 16  # letters of a token
 
 
 class Tokens:
     """The tokens of a file: a client's id and a token in each line. The id ``*`` stands for all of them.
 
-    A token comes as ``Authorization: Bearer TOKEN``, or as the password of Basic, which browsers ask for.
+    A token comes as ``Authorization: Bearer TOKEN``.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or a line is something else.
@@ -43,7 +41,7 @@ class Tokens:
             raise ConfigError(f"tokens: {path} has no token; write a line such as: ann {'x' * SHORTEST}")
 
     def allow(self, authorization: str, client: str | None) -> bool:
-        """Return whether whoever says this may speak for a client. None: whether it is anybody who has a token."""
+        """Return whether a request with this header may speak for ``client``. None: whether its token is known."""
         names = self._names.get(_digest(_token(authorization)), set())
         return bool(names if client is None else names & {client, OPERATOR})
 
@@ -53,10 +51,5 @@ def _digest(token: str) -> bytes:
 
 
 def _token(authorization: str) -> str:
-    scheme, _, given = authorization.partition(" ")
-    if scheme.lower() != "basic":
-        return given if scheme.lower() == "bearer" else ""
-    try:
-        return base64.b64decode(given, validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
+    scheme, _, credentials = authorization.partition(" ")
+    return credentials if scheme.lower() == "bearer" else ""

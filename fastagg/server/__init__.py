@@ -1,1 +1,1 @@
-"""The server: what goes out, what comes back, and what is written down."""
+"""The server: its settings, tasks, answers, receipts and checkpoints. csrc/engine takes its decisions."""

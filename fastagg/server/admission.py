@@ -1,4 +1,7 @@
-"""Reads what a sender gave, where the engine does not read it itself: everything becomes pieces of memory."""
+"""Reads the updates that the engine does not read itself, such as encoded ones, models and sums, and checks them.
+
+Nothing changes a server here. Only fastagg/server and leaves call it.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from fastagg import _checks, ops
 from fastagg._build import native
 from fastagg._types import Arrays, Native
 from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, NonFiniteUpdate, ShapeMismatch
-from fastagg.model import Layout, Parsed
+from fastagg.model import Layout, ParsedUpdate
 from fastagg.ops.place import on_device
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Partial, Samples, check_task
-from fastagg.server.engine import Parts, Running, reported
+from fastagg.server.engine import Runtime, ServerParts, reported
 from fastagg.storage import staging
 from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces, checked
@@ -27,9 +30,9 @@ _NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not kno
 
 
 class Admission:
-    """Reads updates for one server which only Python can read, as the numbers of answers."""
+    """Reads what the engine cannot read of one server's answers, and gives it the numbers."""
 
-    def __init__(self, parts: Parts, running: Running) -> None:
+    def __init__(self, parts: ServerParts, running: Runtime) -> None:
         self.parts, self.running = parts, running
         self.logs = False  # whether a log needs a copy of an update in host memory
 
@@ -42,7 +45,7 @@ class Admission:
                 f"send a {own}: server.receive(client, {own})"
             )
 
-    def parse(self, update: Arrays, kind: object) -> Parsed:
+    def parse(self, update: Arrays, kind: object) -> ParsedUpdate:
         """Read an update."""
         layout, own = self.parts.layout, self.parts.direction.kind
         if type(update) is torch.Tensor and kind is None:
@@ -53,7 +56,7 @@ class Admission:
         self.refuse_other_kind(kind or getattr(update, "kind", None))
         return layout.parse(update)
 
-    def of(self, parsed: Parsed, control: object = None, extra: object = None) -> Native:
+    def of(self, parsed: ParsedUpdate, control: object = None, extra: object = None) -> Native:
         """Return an update as the numbers of an answer."""
         parts = self.parts
         refuse_non_finite_buffers(parsed)
@@ -70,7 +73,7 @@ class Admission:
             answer = native.engine.numbers(pieces)
             if looked_at:
                 buffers = None if parsed.buffers is None else staging.upload(parsed.buffers, parts.device)
-                answer.with_extra(Parsed(pieces, buffers, parsed.counters))
+                answer.with_extra(ParsedUpdate(pieces, buffers, parsed.counters))
             if self.logs:
                 host = torch.device("cpu")
                 answer.with_copy(parsed.parameters.to(host))
@@ -126,7 +129,7 @@ class Admission:
 
     def of_sum(self, partial: Partial) -> Native:
         """Return a leaf's sum as the numbers of an answer."""
-        answer = self.of(Parsed(self.parts.layout.parse(partial.total).parameters, None, None))
+        answer = self.of(ParsedUpdate(self.parts.layout.parse(partial.total).parameters, None, None))
         answer.sum_of(partial.updates, float(partial.weight), partial.clients)
         return answer
 
@@ -158,16 +161,16 @@ def check_partial(partial: Partial, weighting: str) -> None:
         )
 
 
-def samples(given: Any, weighting: str) -> float | None:
+def samples(stated: Any, weighting: str) -> float | None:
     """Return a client's number of samples as a plain number: of (tokens, steps), tokens*tokens/steps."""
-    if given is None:
+    if stated is None:
         return None
-    if isinstance(given, (tuple, list)):
-        if weighting != "tokens" or len(given) != 2:
-            raise ConfigError(f'num_samples: a pair (tokens, steps) belongs to weighting="tokens", got {given!r:.100}')
-        tokens = float(_checks.number("tokens", _plain(given[0]), least=0))
-        given = tokens * tokens / float(_checks.number("steps", _plain(given[1]), above=0))
-    number = float(_checks.number("num_samples", _plain(given), least=0))
+    if isinstance(stated, (tuple, list)):
+        if weighting != "tokens" or len(stated) != 2:
+            raise ConfigError(f'num_samples: a pair (tokens, steps) belongs to weighting="tokens", got {stated!r:.100}')
+        tokens = float(_checks.number("tokens", _plain(stated[0]), least=0))
+        stated = tokens * tokens / float(_checks.number("steps", _plain(stated[1]), above=0))
+    number = float(_checks.number("num_samples", _plain(stated), least=0))
     if number and not 1.0 / _HEAVIEST <= number <= _HEAVIEST:
         raise ConfigError(f"num_samples: expected 0 or a number in 1e-30..1e30, got {number!r}")
     return number
@@ -175,15 +178,15 @@ def samples(given: Any, weighting: str) -> float | None:
 
 def share(num_samples: Samples | None, weighting: str) -> float:
     """Return a client's weight in a mean."""
-    found = samples(num_samples, weighting)
+    number = samples(num_samples, weighting)
     if weighting == "uniform":
         return 1.0
-    if found is None:
+    if number is None:
         raise ConfigError(
             'num_samples: needed with weighting="samples" and "tokens", got None; '
             "write receive(..., num_samples=len(data))"
         )
-    return found
+    return number
 
 
 def named(error: NonFiniteUpdate, layout: Layout, update: object) -> NonFiniteUpdate:
@@ -196,43 +199,43 @@ def named(error: NonFiniteUpdate, layout: Layout, update: object) -> NonFiniteUp
         return error
 
 
-def non_finite(layout: Layout, parsed: Parsed) -> NonFiniteUpdate:
+def non_finite(layout: Layout, parsed: ParsedUpdate) -> NonFiniteUpdate:
     """Return the error for an update whose parameters are not finite. It names the first bad array."""
     where = _culprits(layout, parsed.parameters)
     return NonFiniteUpdate(f"update: NaN or infinity in {where}; nothing has changed: lower the client's learning rate")
 
 
-def refuse_non_finite_buffers(parsed: Parsed) -> None:
+def refuse_non_finite_buffers(parsed: ParsedUpdate) -> None:
     """Refuse running statistics that are not finite."""
     if parsed.buffers is not None and not ops.inspect(parsed.buffers).finite:
         raise NonFiniteUpdate("update: NaN or infinity in its buffers (running statistics)")
 
 
-def checked_control(layout: Layout, given: object) -> Pieces:
+def checked_control(layout: Layout, control: object) -> Pieces:
     """Return a change of a client's control variate (FedAC). ``given`` has the form of the model or is flat."""
-    pieces = layout.parse(given, "control").parameters
+    pieces = layout.parse(control, "control").parameters
     if not ops.inspect(pieces).finite:
         raise NonFiniteUpdate("control: NaN or infinity")
     return pieces
 
 
-def checked_extra(takes: Mapping[str, int], given: object) -> Tensor:
+def checked_extra(takes: Mapping[str, int], extra: object) -> Tensor:
     """Return what a client sends besides its update, in the order of ``takes``, as one fp32 vector."""
-    if not isinstance(given, Mapping) or given.keys() != takes.keys():
+    if not isinstance(extra, Mapping) or extra.keys() != takes.keys():
         names = f"a dict with {', '.join(map(repr, takes))}" if takes else "nothing: this server's rule takes none"
-        raise ConfigError(_checks.wrong("extra", names, given))
-    found = []
+        raise ConfigError(_checks.wrong("extra", names, extra))
+    vectors = []
     for name, size in takes.items():
         try:
-            one = torch.as_tensor(checked(given[name]), dtype=torch.float32, device="cpu").detach().reshape(-1)
+            vector = torch.as_tensor(checked(extra[name]), dtype=torch.float32, device="cpu").detach().reshape(-1)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(_checks.wrong(f"extra: {name}", "numbers", given[name])) from error
-        if one.numel() != size:
-            raise ShapeMismatch(f"extra: {name}: expected {size} numbers, got {one.numel()}")
-        if not bool(torch.isfinite(one).all()):
+            raise ConfigError(_checks.wrong(f"extra: {name}", "numbers", extra[name])) from error
+        if vector.numel() != size:
+            raise ShapeMismatch(f"extra: {name}: expected {size} numbers, got {vector.numel()}")
+        if not bool(torch.isfinite(vector).all()):
             raise NonFiniteUpdate(f"extra: {name}: NaN or infinity")
-        found.append(one)
-    return torch.cat(found)
+        vectors.append(vector)
+    return torch.cat(vectors)
 
 
 def _culprits(layout: Layout, pieces: Pieces) -> str:
@@ -240,7 +243,7 @@ def _culprits(layout: Layout, pieces: Pieces) -> str:
     if names == [""] or len(pieces.owners) != len(names):
         return "the flat vector"
     bad = [n for n, piece in zip(names, pieces.owners, strict=True) if not ops.inspect(piece).finite]
-    if not bad:  # somebody has written to it since
+    if not bad:  # its sender has overwritten it since
         return "it"
     return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
 

@@ -1,4 +1,4 @@
-"""What comes back for a task, as every road hands it to the server: adapters, ``receive_many``, uploads and leaves."""
+"""An answer to a task, in the one form that adapters, ``receive_many``, uploads and leaves hand to the server."""
 
 from __future__ import annotations
 

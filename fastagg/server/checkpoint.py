@@ -35,19 +35,19 @@ def mapped(value: Tree, change: Callable[[Any], Any]) -> Tree:
 
 def cloned(value: Tree) -> Tree:
     """Return a copy in which every tensor is cloned."""
-    return mapped(value, lambda one: one.detach().clone() if isinstance(one, Tensor) else one)
+    return mapped(value, lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf)
 
 
 def on_device(value: Tree, device: torch.device) -> Tree:
     """Move every tensor to ``device``. A tensor that occurs twice stays one tensor."""
     moved: dict[object, Tensor] = {}
 
-    def move(one: Any) -> Any:
-        if not isinstance(one, Tensor):
-            return one
-        key = (one.data_ptr(), one.shape, one.dtype)
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        key = (leaf.data_ptr(), leaf.shape, leaf.dtype)
         if key not in moved:
-            moved[key] = one.to(device)
+            moved[key] = leaf.to(device)
         return moved[key]
 
     return mapped(value, move)
@@ -55,7 +55,7 @@ def on_device(value: Tree, device: torch.device) -> Tree:
 
 def plain(value: Tree) -> Tree:
     """Return settings for a checkpoint: NumPy's scalars, which loaders do not trust, become Python's numbers."""
-    return mapped(value, lambda one: one.item() if isinstance(one, np.generic) else one)
+    return mapped(value, lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf)
 
 
 def open_tasks(state: State) -> list[tuple[int | str, int]]:
@@ -125,9 +125,9 @@ def check_claims(state: State, config: Plain, layout: Layout) -> None:
     direction = config["direction"]
     rows = direction.get("num_clients")  # a step needs as many spare rows
     claims = [config.get("num_clients"), rows, direction.get("size") if rows is not None else None]
-    most = max((count for count in claims if isinstance(count, int)), default=0)
-    if most * _BYTES_PER_CLIENT > max(_ALWAYS, 2 * sum(held.values())):
-        raise CheckpointError(f"the checkpoint is damaged: it claims {most} clients, but is too small for them")
+    clients = max((count for count in claims if isinstance(count, int)), default=0)
+    if clients * _BYTES_PER_CLIENT > max(_ALWAYS, 2 * sum(held.values())):
+        raise CheckpointError(f"the checkpoint is damaged: it claims {clients} clients, but is too small for them")
 
 
 def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
@@ -167,14 +167,14 @@ def write(state: State, path: Path) -> None:
 def _mode(path: Path) -> int | None:
     """Return the mode of the file at ``path``. None: there is none, and the system gives a new file its mode."""
     try:
-        found = path.stat().st_mode
+        mode = path.stat().st_mode
     except OSError:
         return None
-    if not stat.S_ISREG(found):
+    if not stat.S_ISREG(mode):
         raise CheckpointError(
             f"{path}: the checkpoint could not be written: no regular file is there; give another path"
         )
-    return stat.S_IMODE(found)
+    return stat.S_IMODE(mode)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -187,7 +187,7 @@ def _cause(error: BaseException) -> BaseException:
 def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
     """Refuse an archive with compressed or overlapping members: they could be larger than the file."""
     end = 0
-    for member in sorted(members, key=lambda one: one.header_offset):
+    for member in sorted(members, key=lambda member: member.header_offset):
         packed = member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size
         if packed or member.header_offset < end:
             raise CheckpointError(f"{path}: the checkpoint is damaged: {member.filename!r} claims more than its bytes")

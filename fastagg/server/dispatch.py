@@ -45,7 +45,7 @@ class Dispatch(native.Task):
         {'weight': tensor([1., 1.])}
     """
 
-    # The engine makes one for every task that goes out (csrc/bindings/records.h). Nothing is worked out ahead.
+    # The engine makes one for every task that goes out (csrc/bindings/records.h), so properties compute at first use.
     __slots__ = ()
 
     def __init__(
@@ -75,8 +75,8 @@ class Dispatch(native.Task):
 
     @property
     def encoded(self) -> Encoded | None:
-        """The parameters as they are to be sent, if the task was dispatched with a ``format``; else None. The task's
-        model is what is read back from it."""
+        """The parameters in the ``format`` of the dispatch. None: there was none. The task's model is what decoding it
+        gives."""
         return None if self._encoded is None else Encoded(self._encoded)
 
     @property
@@ -86,7 +86,7 @@ class Dispatch(native.Task):
 
     @property
     def model(self) -> ModelState:
-        """The version as vectors. Do not write to them."""
+        """The model that was sent, as vectors. Do not write to them."""
         state = self._state
         if isinstance(state, ModelState):
             return state
@@ -200,9 +200,9 @@ class Pace:
         """Return a client's speed, which it tells now or has told. A new one counts when its task was sent, and is in
         ``speeds`` then: the place for it is made here."""
         now = time.monotonic()
-        for one, (rate, when) in list(self.speeds.items()):
-            if one != client and (not rate or now - when > self.lease):
-                self.speeds.pop(one, None)
+        for other, (rate, when) in list(self.speeds.items()):
+            if other != client and (not rate or now - when > self.lease):
+                self.speeds.pop(other, None)
         if speed is None:
             return self.speeds.get(client, (0.0, now))
         self.speeds.setdefault(client, (0.0, now))
@@ -212,10 +212,10 @@ class Pace:
         """Return how many steps a client of this speed is to take."""
         if not speed[0]:
             return self.fastest
-        others = (rate for one, (rate, _) in list(self.speeds.items()) if one != client and rate)
+        others = (rate for other, (rate, _) in list(self.speeds.items()) if other != client and rate)
         rates = sorted([speed[0], *others])
-        most = min(rates[-1], _FASTEST * rates[(len(rates) - 1) // 2])
-        return max(1, math.floor(self.fastest * min(speed[0] / most, 1.0) + 1e-9))
+        fastest = min(rates[-1], _FASTEST * rates[(len(rates) - 1) // 2])
+        return max(1, math.floor(self.fastest * min(speed[0] / fastest, 1.0) + 1e-9))
 
 
 _OUTCOME = ("client", "applied", "version", "delay", "step_size", "update_norm", "weight")
@@ -302,7 +302,7 @@ class Partial(NamedTuple):
 
 
 def check_task(task: object) -> Dispatch:
-    """Return ``task`` if it is one."""
+    """Return ``task``. ConfigError if it is not what a server dispatched."""
     if not isinstance(task, Dispatch):
         do = "keep it when you send it: task = server.dispatch(client)"
         raise ConfigError(_checks.wrong("task", "what server.dispatch(client) returned", task, do))

@@ -16,7 +16,7 @@ from fastagg import ops, registry
 from fastagg._build import native
 from fastagg._types import Native, Plain, State, Tree
 from fastagg.errors import CheckpointError
-from fastagg.model import Layout, ModelState, Parsed
+from fastagg.model import Layout, ModelState, ParsedUpdate
 from fastagg.ops.place import CPU, place
 from fastagg.rules.directions import Direction, Material
 from fastagg.rules.optimizers import Optimizer
@@ -24,7 +24,7 @@ from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Staleness
 from fastagg.server import checkpoint
 from fastagg.server.dispatch import Dispatch, Receipt
-from fastagg.server.extension import Extension, TakenPart
+from fastagg.server.extension import Extension, ParticipationCounts
 from fastagg.server.settings import RULES, ServerSettings
 from fastagg.server.statistics import Statistics, divided, joined
 from fastagg.server.together import answers_per_step
@@ -34,7 +34,7 @@ from fastagg.storage.pieces import Pieces, stored_pieces
 MOST = 2**63 - 1
 
 
-class Parts(NamedTuple):
+class ServerParts(NamedTuple):
     """What a server is made of."""
 
     direction: Direction
@@ -47,7 +47,7 @@ class Parts(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's."""
+        """The type of the model's vector: fp32, or the setting ``model_dtype``."""
         return torch.float32 if self.settings["model_dtype"] is None else torch.bfloat16
 
     @property
@@ -62,22 +62,22 @@ class Parts(NamedTuple):
 
 
 @dataclass
-class Running:
+class Runtime:
     """A server that runs: its engine, and its Python part. All who work with the server share this object."""
 
     engine: Native
     extension: Extension
     memory: Native  # where the engine's vectors are
-    first: weakref.ref[torch.UntypedStorage]  # the memory of the version that it began with, which is torch's
+    first: weakref.ref[torch.UntypedStorage]  # the first version's memory, which torch allocated
 
-    def adopt(self, fresh: Running) -> None:
+    def adopt(self, fresh: Runtime) -> None:
         """Go on with the state of another one, which nobody else uses. The caller holds the lock."""
         self.engine.adopt(fresh.engine)  # whoever waits for its lock goes on with the new state
         self.extension, self.memory, self.first = fresh.extension, fresh.memory, fresh.first
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer, with the engine's learning rate: what its log and its checkpoints say is one rate."""
+        """The optimizer with the current learning rate, which the engine owns: log and checkpoints have this one."""
         held, rate = self.extension.optimizer, self.engine.lr
         return held if held.lr == rate else replace(held, lr=rate)
 
@@ -86,7 +86,7 @@ class Running:
         self.extension.optimizer = self.optimizer
 
 
-def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
+def start(parts: ServerParts, flat: Tensor, statistics: Statistics) -> Runtime:
     """Return a new server with this model. The engine owns ``flat`` from now on."""
     settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
     seed = settings["seed"]
@@ -115,11 +115,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
             folds=_folds(parts, extension), staleness=parts.staleness._native(),
         ),
         direction=native.engine.Ordered(state.native) if settings["deterministic"] else state.native,
-        optimizer=native.engine.Optimizer(
-            optimizer.kernel or "sgd", lr=optimizer.lr, coded=optimizer.moment_format == "8bit",
-            **({} if optimizer.has_own_step else optimizer.hyper()),
-        ), seed=seed, place=where,
-        extension=extension, asks=extension.asks(), flat=flat,
+        optimizer=optimizer.native(), seed=seed, place=where, extension=extension, asks=extension.asks(), flat=flat,
         python={
             "layout": layout, "task": Dispatch, "receipt": Receipt, "statistics": statistics,
             "control": extension.sends or extension.control is not None,
@@ -132,7 +128,7 @@ def start(parts: Parts, flat: Tensor, statistics: Statistics) -> Running:
     engine.by_time = getattr(direction, "at_least", None) is not None
     engine.begin_incarnation(0, new_incarnation())
     engine.measure()
-    return Running(engine, extension, where.memory, weakref.ref(flat.untyped_storage()))
+    return Runtime(engine, extension, where.memory, weakref.ref(flat.untyped_storage()))
 
 
 def _participation(direction: Direction, settings: ServerSettings) -> Native:
@@ -146,9 +142,9 @@ def _participation(direction: Direction, settings: ServerSettings) -> Native:
 
 def limit(engine: Native, settings: ServerSettings | None) -> None:
     """Set the limits of tasks; all leases and the round's time begin anew. None: no limits."""
-    given: Plain = dict(settings or {})
-    lease, names = given.get("lease"), ("max_delay", "max_open_per_client", "max_clients")
-    delay, per_client, clients = (MOST if given.get(name) is None else given[name] for name in names)
+    limits: Plain = dict(settings or {})
+    lease, names = limits.get("lease"), ("max_delay", "max_open_per_client", "max_clients")
+    delay, per_client, clients = (MOST if limits.get(name) is None else limits[name] for name in names)
     engine.limit(
         lease=math.inf if lease is None else lease, max_delay=delay, open_per_client=per_client, clients=clients
     )
@@ -162,15 +158,15 @@ def new_incarnation() -> int:
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
-def config(parts: Parts, running: Running) -> Plain:
+def config(parts: ServerParts, running: Runtime) -> Plain:
     """Return all settings as plain data."""
     rules = {"direction": parts.direction, "optimizer": running.optimizer, "staleness": parts.staleness}
-    given = {key: value for key, value in parts.settings.items() if RULES[key].kept}
+    settings = {key: value for key, value in parts.settings.items() if RULES[key].kept}
     described = {key: registry.describe(part) for key, part in rules.items()}
-    return dict(checkpoint.plain({**described, **given, "num_clients": parts.num_clients}))
+    return dict(checkpoint.plain({**described, **settings, "num_clients": parts.num_clients}))
 
 
-def whole(parts: Parts, running: Running, *, rows: bool = True) -> State:
+def whole(parts: ServerParts, running: Runtime, *, rows: bool = True) -> State:
     """Return what a checkpoint holds: the settings and the state, as :func:`state_of`."""
     return {
         "format": checkpoint.FORMAT, "config": config(parts, running), "layout": parts.layout.spec(),
@@ -178,7 +174,7 @@ def whole(parts: Parts, running: Running, *, rows: bool = True) -> State:
     }  # fmt: skip
 
 
-def state_of(running: Running, *, rows: bool = True) -> State:
+def state_of(running: Runtime, *, rows: bool = True) -> State:
     """Return the state as plain data and tensors. Some tensors are shared. The caller holds the lock.
 
     Args:
@@ -196,17 +192,17 @@ def state_of(running: Running, *, rows: bool = True) -> State:
     }  # fmt: skip
 
 
-def moments_of(running: Running) -> dict[str, Tensor]:
+def moments_of(running: Runtime) -> dict[str, Tensor]:
     """Return the optimizer's moments, or the state of a user's own optimizer."""
     if running.extension.optimizer.has_own_step:
         return dict(running.extension.own)
-    found: dict[str, Tensor] = running.engine.moments
-    if "units" in found:
-        found["units"] = found["units"].view(2 if "v" in found else 1, -1)
-    return found
+    moments: dict[str, Tensor] = running.engine.moments
+    if "units" in moments:
+        moments["units"] = moments["units"].view(2 if "v" in moments else 1, -1)
+    return moments
 
 
-def checked(parts: Parts, running: Running, state: State) -> Running:
+def checked(parts: ServerParts, running: Runtime, state: State) -> Runtime:
     """Return what a server becomes with a state from :func:`whole`. The server does not change."""
     names = None if running.optimizer.has_own_step else set(moments_of(running))
     checkpoint.check(state, config(parts, running), parts.layout, names)
@@ -221,7 +217,7 @@ def checked(parts: Parts, running: Running, state: State) -> Running:
     return loaded(parts._replace(optimizer=running.optimizer), state, running.extension.held)
 
 
-def loaded(parts: Parts, state: State, like: Statistics) -> Running:
+def loaded(parts: ServerParts, state: State, like: Statistics) -> Runtime:
     """Return a new server with a state from :func:`state_of`. Tensors are copied."""
     if state["round"] and not parts.settings["deterministic"]:
         raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
@@ -233,7 +229,7 @@ def loaded(parts: Parts, state: State, like: Statistics) -> Running:
         raise CheckpointError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
 
-def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
+def _loaded(parts: ServerParts, state: State, like: Statistics) -> Runtime:
     layout, device = parts.layout, parts.device
 
     def owned(vector: Tensor) -> Tensor:
@@ -248,7 +244,7 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     if layout.has_buffers and not extension.held.has_all(state["direction"]):
         raise ValueError("running statistics of other updates than those that wait")
     if extension.taken_part is not None:
-        extension.taken_part = TakenPart(state["taken_part"])
+        extension.taken_part = ParticipationCounts(state["taken_part"])
     held_sum = state["direction"].get("acc")
     if held_sum is not None and held_sum.is_floating_point() and hasattr(extension.state.native, "bound_sum"):
         extension.state.native.bound_sum(ops.inspect(held_sum).norm)
@@ -269,18 +265,20 @@ def _loaded(parts: Parts, state: State, like: Statistics) -> Running:
     return running
 
 
-def _load_moments(running: Running, theirs: dict[str, Tensor], device: torch.device) -> None:
+def _load_moments(running: Runtime, theirs: dict[str, Tensor], device: torch.device) -> None:
     if running.extension.optimizer.has_own_step:
         running.extension.own = {str(name): tensor.to(device, copy=True) for name, tensor in theirs.items()}
         return
     for name, mine in moments_of(running).items():
-        given = theirs[name]
-        if given.shape != mine.shape or given.dtype != mine.dtype:
-            raise ValueError(f"{name}: expected {mine.dtype} {list(mine.shape)}, got {given.dtype} {list(given.shape)}")
-        mine.copy_(given)
+        stored = theirs[name]
+        if stored.shape != mine.shape or stored.dtype != mine.dtype:
+            raise ValueError(
+                f"{name}: expected {mine.dtype} {list(mine.shape)}, got {stored.dtype} {list(stored.shape)}"
+            )
+        mine.copy_(stored)
 
 
-def finite(running: Running) -> bool:
+def finite(running: Runtime) -> bool:
     """Return whether all numbers in the state are finite."""
     engine, extension = running.engine, running.extension
     moments = [moment for moment in moments_of(running).values() if moment.is_floating_point()]
@@ -289,7 +287,7 @@ def finite(running: Running) -> bool:
     return held and all(ops.inspect(vector).finite for vector in (engine.model, *engine.kept))
 
 
-def nbytes(running: Running) -> dict[str, int]:
+def nbytes(running: Runtime) -> dict[str, int]:
     """Return the bytes held by each part."""
     engine, extension = running.engine, running.extension
     held = extension.state.memory()
@@ -315,7 +313,7 @@ def as_tensors(value: Tree) -> Tree:
     return value
 
 
-def reported(parsed: Parsed, like: Statistics) -> Native:
+def reported(parsed: ParsedUpdate, like: Statistics) -> Native:
     """Return the running statistics of an update that was read by Python, in the form that the engine takes, as copies.
     None: it has none."""
     if parsed.buffers is None and parsed.counters is None:
@@ -327,30 +325,30 @@ def reported(parsed: Parsed, like: Statistics) -> Native:
 
 def _waiting(entry: State, like: Statistics) -> State:
     """Return an update that waits for the rest of its round as plain data and tensors."""
-    given = entry.pop("reported")
-    values = None if given is None else given.values
+    statistics = entry.pop("reported")
+    values = None if statistics is None else statistics.values
     return {
         **entry, "buffers": None if values is None else [values],
-        "counters": None if given is None or not given.counters else divided(given.counters, like.counters),
+        "counters": divided(statistics.counters, like.counters) if statistics and statistics.counters else None,
     }  # fmt: skip
 
 
-def _loaded_waiting(entry: State, parts: Parts, like: Statistics) -> State:
+def _loaded_waiting(entry: State, parts: ServerParts, like: Statistics) -> State:
     """Inverse of :func:`_waiting`. Tensors are copied."""
     update = stored_pieces([piece.clone() for piece in entry["update"]])
     update = (update if parts.on_host else update.plain()).to(parts.device)
     buffers = None if entry["buffers"] is None else Pieces(entry["buffers"])
     if update.size != parts.layout.size or (buffers is not None and buffers.size != parts.layout.buffer_size):
         raise ValueError("an update that waits for its round is not of this model")
-    given = reported(Parsed(update, buffers, entry["counters"]), like)
+    statistics = reported(ParsedUpdate(update, buffers, entry["counters"]), like)
     numbers = {name: float(entry[name]) for name in ("gain", "weight", "share", "norm")}
-    return {"client": entry["client"], **numbers, "update": update, "reported": given}
+    return {"client": entry["client"], **numbers, "update": update, "reported": statistics}
 
 
 # -- parts of the engine -----------------------------------------------------------------------------------------------
 
 
-def _folds(parts: Parts, extension: Extension) -> bool:
+def _folds(parts: ServerParts, extension: Extension) -> bool:
     """Whether trained models can be added without computing their differences first."""
     direction, settings = parts.direction, parts.settings
     return (

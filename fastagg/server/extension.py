@@ -1,7 +1,7 @@
-"""What Python does within a step: rules that need more than the engine does by itself, and the state that lives here.
+"""The Python part of a step: distances, rules of a user's own, running statistics.
 
-The engine calls these methods before anything changes (csrc/bindings/extension.h). Most servers need none of them. Some
-rules need more before they can plan: distances, or a direction or policy in Python.
+Only the engine calls it, with the server's lock held and before anything has changed (csrc/bindings/extension.h). A
+method may raise. It returns what the commit is to change. Most servers need none of it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from fastagg import ops
 from fastagg._build import native
 from fastagg._types import Move, Native
 from fastagg.errors import ConfigError, NonFiniteUpdate, UpdateTooLarge
-from fastagg.model import Layout, Parsed
+from fastagg.model import Layout, ParsedUpdate
 from fastagg.ops.place import on_device
 from fastagg.ops.update import Distances, distances_from
-from fastagg.rules import given
+from fastagg.rules import results
 from fastagg.rules.directions import Arrival, Direction, DirectionState
 from fastagg.rules.directions.base import OwnState
 from fastagg.rules.optimizers import Optimizer
 from fastagg.rules.staleness import Facts, Staleness
-from fastagg.server.statistics import Statistics, divided
+from fastagg.server.statistics import Statistics, divided, joined
 from fastagg.storage import memory, staging
-from fastagg.storage.cell import Swapped
+from fastagg.storage.cell import SwapCell
 from fastagg.storage.pieces import Pieces
 
 Moves = list[Move]
 
 
-class TakenPart:
+class ParticipationCounts:
     """How many updates of each client counted."""
 
     def __init__(self, times: Mapping[int | str, int] | None = None) -> None:
@@ -55,7 +55,7 @@ class TakenPart:
 
 
 class Extension:
-    """The Python part of one server.
+    """What Python does within the steps of one server.
 
     Attributes:
         held: the running statistics of the current version.
@@ -63,8 +63,8 @@ class Extension:
         always: whether :meth:`prepare` is called for every update.
     """
 
-    held = Swapped[Statistics]()
-    own = Swapped[dict[str, Tensor]]()  # the state of a user's own optimizer
+    held = SwapCell[Statistics]()
+    own = SwapCell[dict[str, Tensor]]()  # the state of a user's own optimizer
 
     def __init__(
         self, direction: Direction, optimizer: Optimizer, staleness: Staleness, layout: Layout, state: DirectionState,
@@ -77,16 +77,16 @@ class Extension:
         self.needs_base = direction.needs_base or staleness.needs_base
         self.keeps_model = self.needs_base or self.measures
         self.always = self.measures or staleness.looks or state.asks
-        # What rules of a user's own get besides: the numbers of what clients send, by name, and how often they did.
+        # For a user's own rules: how many numbers clients send besides an update, by name; how often each took part.
         self.takes = {name: size or layout.size for name, size in {**direction.takes, **staleness.takes}.items()}
-        self.taken_part = TakenPart() if direction.counts or staleness.counts else None
+        self.taken_part = ParticipationCounts() if direction.counts or staleness.counts else None
         self.sends = isinstance(state, OwnState) and type(direction).send is not Direction.send
         # whether Python reads the numbers of updates and models, and not only what was measured of them
         self.reads_update = not on_host or state.asks or staleness.looks
         self.own = {}
 
     def asks(self) -> Native:
-        """Return which methods the engine calls."""
+        """Tell the engine which of these methods it must call."""
         return native.engine.Asks(
             prepare=self.always, step=self.optimizer.has_own_step, statistics=self.layout.has_buffers,
             bounds=not self.on_host,
@@ -102,25 +102,25 @@ class Extension:
         return self.state.sent(client) if isinstance(self.state, OwnState) else self.control
 
     def weight(self, delay: int) -> float | None:
-        """Return the weight of an update, by a user's own rule."""
-        return given.weight(self.staleness, "weight", self.staleness.weight(delay))
+        """Return the weight that a user's own policy gives an update of this delay. None: the update is dropped."""
+        return results.weight(self.staleness, "weight", self.staleness.weight(delay))
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:
         """Return the learning rate of a step, by a user's own rule."""
-        return given.number(self.staleness, "rate", self.staleness.rate(lr, delays))
+        return results.number(self.staleness, "rate", self.staleness.rate(lr, delays))
 
     def bounds(self, model: Tensor, moments: dict[str, Tensor]) -> tuple[float, float, float]:
         """Return bounds of the elements of a version, of first and of second moments."""
         return largest(model), *bounds_of(moments)
 
-    def brought(self, update: list[Tensor], reported: Native | None) -> tuple[Pieces, Parsed | None]:
+    def brought(self, update: list[Tensor], reported: Native | None) -> tuple[Pieces, ParsedUpdate | None]:
         """Return an answer of a log as it came to the device: the update there, and what the engine does not read."""
         pieces = on_device(staging.upload(Pieces(update), self.device))
         if reported is None:
-            return pieces, Parsed(pieces, None, None) if self.always else None
+            return pieces, ParsedUpdate(pieces, None, None) if self.always else None
         buffers = None if reported.values is None else staging.upload(Pieces([reported.values]), self.device)
         counters = divided(reported.counters, self.held.counters) if reported.counters else None
-        return pieces, Parsed(pieces, buffers, counters)
+        return pieces, ParsedUpdate(pieces, buffers, counters)
 
     def fits(self, values: int, counters: int) -> bool:
         """Return whether the model has so many statistics."""
@@ -137,19 +137,30 @@ class Extension:
             sent: what came with each update (None: nothing), its share in a mean, and its clipping.
             shares: what a rule that compares updates lets each update of the step count for.
         """
-        found = self.held
-        for one, share, gain in sent:
-            found = found.add_on_device(one, share, gain) if isinstance(one, Parsed) else found.add(one, share, gain)
-        found = found.after(outcome, shares)
-        return None if found is self.held else found
+        statistics = self.held
+        for answer, share, gain in sent:
+            statistics = statistics.add(*self._statistics_of(answer), share, gain)
+        statistics = statistics.after(outcome, shares)
+        return None if statistics is self.held else statistics
+
+    def _statistics_of(self, answer: Native | ParsedUpdate | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return an answer's running statistics and its counters, each as one vector. None: it has none."""
+        if answer is None:
+            return None, None
+        if isinstance(answer, ParsedUpdate):
+            buffers, counters = answer.buffers, answer.counters
+            values = None if buffers is None else staging.upload(buffers, self.device).flat(torch.float32)
+            return values, None if counters is None else joined(counters, self.held.counters)
+        numbers = answer.counters or None
+        return answer.values, None if numbers is None else torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
     def step(self, direction: Tensor, x: Tensor, lr: float, round: int) -> tuple[Tensor, Moves]:
         """Do a step with a user's own optimizer."""
         optimizer = self.optimizer
-        found, state = given.pair(optimizer, "step", optimizer.step(x, direction, dict(self.own), lr, round))
-        flat = given.vector(optimizer, "step", found, x.numel(), x.device)
-        most = self.layout.largest
-        if not (ops.inspect(flat).norm <= most or float(flat.abs().max()) <= most):
+        result, state = results.pair(optimizer, "step", optimizer.step(x, direction, dict(self.own), lr, round))
+        flat = results.vector(optimizer, "step", result, x.numel(), x.device)
+        limit = self.layout.largest
+        if not (ops.inspect(flat).norm <= limit or float(flat.abs().max()) <= limit):
             raise UpdateTooLarge(f"step: {type(optimizer).__name__} made the model NaN or infinite in its own type")
         # Copied to the server's own memory, because the returned vector may be the one it was given.
         return memory.empty(x.numel(), x.device).copy_(flat), [(self, "own", state)]
@@ -159,15 +170,15 @@ class Extension:
     def prepare(self, asked: Native) -> Native:
         """Return the findings about an update."""
         extra = self._extra(asked.control)
-        found = native.engine.findings()
+        findings = native.engine.findings()
         update: Native = asked.update if self.reads_update else None
         if update is not None and not isinstance(update, Pieces):
             update = Pieces(update)
         base = asked.kept if self.keeps_model and self.reads_update else None
         delay = asked.now - asked.version
         local_steps = asked.local_steps or None
-        moved, cosine = self._measure(found, update, asked, base)
-        norm, clip = found.norm, self.clip_norm
+        moved, cosine = self._measure(findings, update, asked, base)
+        norm, clip = findings.norm, self.clip_norm
         gain = 1.0 if clip is None or norm <= clip else clip / norm
         client, parts = asked.client, self.taken_part
         facts = Facts(
@@ -175,12 +186,12 @@ class Extension:
             asked.model if self.staleness.looks or self.state.asks else None, base if self.needs_base else None,
             0 if parts is None else parts.of(client), extra,
         )  # fmt: skip
-        if self._weigh(found, facts) and self.state.asks:
-            self._ask_direction(found, facts, asked, cosine)
-            found.reported_norm = norm
-        if parts is not None and not found.drops:
-            found.moves = [*(found.moves or []), parts.one_more(client)]
-        return found
+        if self._weigh(findings, facts) and self.state.asks:
+            self._ask_direction(findings, facts, asked, cosine)
+            findings.reported_norm = norm
+        if parts is not None and not findings.drops:
+            findings.moves = [*(findings.moves or []), parts.one_more(client)]
+        return findings
 
     def _extra(self, sent: Tensor | None) -> Mapping[str, Tensor]:
         """Return what came besides an update, by name."""
@@ -198,7 +209,7 @@ class Extension:
         return dict(zip(self.takes, sent.to(self.device).split(list(self.takes.values())), strict=True))
 
     def _measure(
-        self, found: Native, update: Pieces | None, asked: Native, base: Tensor | None
+        self, findings: Native, update: Pieces | None, asked: Native, base: Tensor | None
     ) -> tuple[float | None, float]:
         """Measure the update's norm; if a rule needs them, return how far the model has moved, and the cosine of
         both."""
@@ -209,7 +220,7 @@ class Extension:
             assert update is not None and base is not None
             apart = ops.distances(update, asked.model, base, inner=inner)
         elif self.on_host:  # the engine has measured it
-            found.norm = asked.norm
+            findings.norm = asked.norm
             return None, 0.0
         else:
             assert update is not None
@@ -217,32 +228,30 @@ class Extension:
             apart = Distances(seen.finite, 0.0, seen.norm, 0.0)
         if not apart.finite:
             raise NonFiniteUpdate("update: NaN or infinity")
-        found.norm = apart.norm
+        findings.norm = apart.norm
         product = apart.moved * apart.norm
         return apart.moved, apart.inner / product if product > 0.0 else 0.0
 
-    def _weigh(self, found: Native, facts: Facts) -> bool:
+    def _weigh(self, findings: Native, facts: Facts) -> bool:
         if not (self.staleness.looks or self.staleness.measures):
             weight = self.weight(facts.delay)
         else:
-            weight, found.next_steps = self.staleness._weighed(facts)
-            weight = given.weight(self.staleness, "weigh", weight)
-        found.weight, found.drops = weight, weight is None
+            weight, findings.next_steps = self.staleness._weighed(facts)
+            weight = results.weight(self.staleness, "weigh", weight)
+        findings.weight, findings.drops = weight, weight is None
         return weight is not None
 
-    def _ask_direction(self, found: Native, facts: Facts, asked: Native, cosine: float) -> None:
+    def _ask_direction(self, findings: Native, facts: Facts, asked: Native, cosine: float) -> None:
         def statistics() -> tuple[Tensor, Tensor]:
-            counts = facts.share, facts.gain
-            if isinstance(parsed := asked.extra, Parsed):
-                own = self.held.values if parsed.buffers is None else parsed.buffers.flat(torch.float32)
-                return own.to(self.device), self.held.add_on_device(parsed, *counts).after("step").values
-            reported = asked.reported
-            own = self.held.values if reported is None or reported.values is None else reported.values
-            return own, self.held.add(reported, *counts).after("step").values
+            sent = self._statistics_of(asked.extra if isinstance(asked.extra, ParsedUpdate) else asked.reported)
+            own = self.held.values if sent[0] is None else sent[0]
+            return own, self.held.add(*sent, facts.share, facts.gain).after("step").values
 
         takes = self.direction.takes_control and asked.control is not None
         change = Pieces([asked.control.to(self.device)]) if takes else None
-        self.state.before(Arrival(facts, found.weight, cosine, change, statistics, asked.room, asked.total), found)
+        self.state.before(
+            Arrival(facts, findings.weight, cosine, change, statistics, asked.room, asked.total), findings
+        )
 
 
 def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:
@@ -253,8 +262,8 @@ def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:
         units = [float(row.max()) if row.numel() else 0.0 for row in rows]
         return 2.0**17 * units[0], 2.0**33 * units[-1] if "v" in moments else 0.0
     names = ("m",), ("v", "vhat")
-    found = [max([ops.inspect(moments[n]).norm for n in group if n in moments], default=0.0) for group in names]
-    return found[0], found[1]
+    norms = [max([ops.inspect(moments[n]).norm for n in group if n in moments], default=0.0) for group in names]
+    return norms[0], norms[1]
 
 
 def largest(vector: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Makes a server from a checkpoint."""
+"""Makes a server from a checkpoint. Whatever is wrong with the file is a CheckpointError, and no server is made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastagg import _checks, registry
 from fastagg._types import State
 from fastagg.distill import Distillation
 from fastagg.errors import CheckpointError, ConfigError, FastaggError, MissingPart
-from fastagg.model import Layout, Taken
+from fastagg.model import Layout, SavedModel
 from fastagg.server import checkpoint
 from fastagg.server.server import Server
 from fastagg.server.settings import RULES
@@ -60,7 +60,7 @@ def server_from(
             config["direction"] = {**config["direction"], "distill": distill}
         parts = {key: registry.part(key, config.pop(key)) for key in ("direction", "optimizer", "staleness")}
         known = {name: value for name, value in config.items() if name in RULES}
-        return Server(Taken(layout, state, key), **parts, **known, device=device)
+        return Server(SavedModel(layout, state, key), **parts, **known, device=device)
     except CheckpointError:
         raise
     except MissingPart as error:

@@ -18,7 +18,7 @@ from fastagg import _checks, _keywords, registry
 from fastagg._build import native
 from fastagg._types import Native, State
 from fastagg.errors import ConfigError, FastaggError, NonFiniteUpdate, TooSoon
-from fastagg.model import Layout, ModelState, Parsed, Part, Taken
+from fastagg.model import Layout, ModelState, ParsedUpdate, Part, SavedModel
 from fastagg.rules.directions import Direction, DistillationRecord, Single
 from fastagg.rules.names import Buffers, ByName, Kind, ModelDtype, Weighting
 from fastagg.rules.optimizers import SGD, Optimizer
@@ -28,7 +28,7 @@ from fastagg.server import admission, checkpoint, engine, together
 from fastagg.server.admission import Admission
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Client, Dispatch, Download, Pace, Partial, Receipt, Samples, check_task
-from fastagg.server.engine import Parts
+from fastagg.server.engine import ServerParts
 from fastagg.server.settings import ServerSettings, complete, declare
 from fastagg.server.statistics import Statistics
 from fastagg.server.uploads import HeldUpload, Refusals, Refusing, Upload
@@ -37,11 +37,11 @@ from fastagg.storage.pieces import Pieces
 
 Outcome = Receipt | FastaggError
 Durability = Literal["none", "step", "arrival"]
-_STOOD = 60.0  # seconds
+_STALLED = 60.0  # seconds after which the log says that a step waits for other clients
 _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
 
 
-class Log(Protocol):
+class ServerLog(Protocol):
     """The log of a folder, as a server knows it (fastagg/durable/log.py)."""
 
     folder: Path
@@ -58,7 +58,7 @@ class Log(Protocol):
     def close(self) -> None: ...
 
 
-class Watch(Protocol):
+class RefusalWatch(Protocol):
     """Who is told what happens (:func:`fastagg.watch`)."""
 
     def refused(self, error: FastaggError) -> None: ...
@@ -144,39 +144,39 @@ class Server:
         direction = _part("direction", direction, Direction, Single())
         optimizer = _part("optimizer", optimizer, Optimizer, SGD())
         staleness = _part("staleness", staleness, Staleness, Constant())
-        given = complete(settings)
-        if direction.clients is not None and given["num_clients"] not in (None, direction.clients):
+        values = complete(settings)
+        if direction.clients is not None and values["num_clients"] not in (None, direction.clients):
             raise ConfigError(
-                f"num_clients: the direction has {direction.clients}, got {given['num_clients']}; leave it out"
+                f"num_clients: the direction has {direction.clients}, got {values['num_clients']}; leave it out"
             )
-        together.check(direction, optimizer, staleness, given)
+        together.check(direction, optimizer, staleness, values)
         is_part = isinstance(params, Part) and not params.is_whole
         if is_part and not (params.by_part and getattr(direction, "privacy", None) is None):
-            together.check_part(direction, staleness, given)
-        device = devices.choose(given["device"], params.arrays if isinstance(params, Part) else params)
-        if given["model_dtype"] is not None:
+            together.check_part(direction, staleness, values)
+        device = devices.choose(values["device"], params.arrays if isinstance(params, Part) else params)
+        if values["model_dtype"] is not None:
             together.check_bf16(direction, optimizer, staleness, device)
-        taken = params if isinstance(params, Taken) else None
-        how = None if isinstance(given["buffers"], str) else given["buffers"]
-        layout = Layout.of(params, buffers=how, tied=given["tied"]) if taken is None else taken.layout
-        together.check_statistics(direction, layout, given)
+        taken = params if isinstance(params, SavedModel) else None
+        how = None if isinstance(values["buffers"], str) else values["buffers"]
+        layout = Layout.of(params, buffers=how, tied=values["tied"]) if taken is None else taken.layout
+        together.check_statistics(direction, layout, values)
         key = NoiseKey((taken and taken.key) or os.urandom(32))
-        self._parts = Parts(direction, optimizer, staleness, given, layout, device, key)
+        self._parts = ServerParts(direction, optimizer, staleness, values, layout, device, key)
         if taken is not None:
-            blank = Statistics.of(given["buffers"], direction, layout, *layout.blank(device))
+            blank = Statistics.of(values["buffers"], direction, layout, *layout.blank(device))
             self._running = engine.loaded(self._parts, taken.state, blank)
         else:
             model = layout.take(params, device, self._parts.dtype)
-            statistics = Statistics.of(given["buffers"], direction, layout, model.buffers, model.counters)
+            statistics = Statistics.of(values["buffers"], direction, layout, model.buffers, model.counters)
             self._running = engine.start(self._parts, model.flat, statistics)
-        self._log: Log | None = None
-        self._watch: Watch | None = None
+        self._log: ServerLog | None = None
+        self._watch: RefusalWatch | None = None
         self._engine = self._running.engine
         self._stood = -1, 0.0  # a version at which a client came too soon, and since when
         self._dispatch, self._receive = self._engine.dispatch, self._engine.receive
         self._receive_many = self._engine.receive_many
         self._admission = Admission(self._parts, self._running)
-        self._pace = None if given["fastest_steps"] is None else Pace(given["fastest_steps"], given["lease"])
+        self._pace = None if values["fastest_steps"] is None else Pace(values["fastest_steps"], values["lease"])
 
     @property
     def direction(self) -> Direction:
@@ -260,7 +260,7 @@ class Server:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Server:
         """A server without a folder."""
-        taken = Taken(self._parts.layout, self.state_dict(), self._parts.key)
+        taken = SavedModel(self._parts.layout, self.state_dict(), self._parts.key)
         settings: Any = {**self._parts.settings, "device": self.device}
         return Server(taken, self.direction, self.optimizer, self.staleness, **settings)
 
@@ -388,8 +388,8 @@ class Server:
             ...     error.version
             1
         """
-        found = int(self._engine.offset)
-        return None if found < 0 else found
+        offset = int(self._engine.offset)
+        return None if offset < 0 else offset
 
     def privacy_spent(self, delta: float) -> float:
         """Return epsilon: what the steps so far have spent for a client, at most. The extra ``fastagg[privacy]`` has
@@ -559,7 +559,7 @@ class Server:
         def finish(update: Any, blob: Native = None) -> Receipt:
             try:
                 pieces = isinstance(update, Pieces)
-                parsed = Parsed(update, None, None) if pieces else self._admission.parse(update, None)
+                parsed = ParsedUpdate(update, None, None) if pieces else self._admission.parse(update, None)
                 numbers = self._admission.of(parsed)
                 numbers.blob, numbers.is_private = blob, blob is not None
                 samples = admission.samples(num_samples, self._parts.settings["weighting"])
@@ -569,7 +569,7 @@ class Server:
                 raise admission.named(error, self.layout, update) from None
 
         with self._refusing():
-            # the update is for this task, whatever comes meanwhile
+            # Which task is meant is decided now: the client may be sent another one before the last chunk.
             start, task = self._engine.find(client, version, task, offset, incarnation)
             self._admission.refuse_other_kind(kind)
             admission.share(num_samples, self._parts.settings["weighting"])
@@ -694,8 +694,8 @@ class Server:
             (1.0, 1)
         """
         with self._refusing():
-            found: float | None = self._engine.close_round(if_due)
-            return found
+            rate: float | None = self._engine.close_round(if_due)
+            return rate
 
     def _named(self, error: FastaggError, update: object) -> FastaggError:
         """Tell who watches. Return the error, which names the array that is not finite."""
@@ -716,7 +716,7 @@ class Server:
         version, since = self._stood
         if version != self.version:
             self._stood = self.version, time.monotonic()
-        elif time.monotonic() > since + _STOOD:
+        elif time.monotonic() > since + _STALLED:
             self._stood = version, math.inf
             room = getattr(self._running.extension.state.native, "room", None)
             more = "other clients" if room is None else f"{room} more"
@@ -855,12 +855,12 @@ class Server:
 
     # -- a folder ------------------------------------------------------------------------------------------------
 
-    def _attach(self, log: Log, watch: Watch) -> None:
+    def _attach(self, log: ServerLog, watch: RefusalWatch) -> None:
         """From now on all that changes the server is written to this log."""
         self._log, self._watch, self._admission.logs = log, watch, True
         self._engine.attach(log.journal)
 
-    def _in_log(self, method: str) -> Log:
+    def _in_log(self, method: str) -> ServerLog:
         if self._log is None:
             raise ConfigError(f"{method}: this server has no folder; fastagg.open(path, make) makes one that has")
         return self._log
@@ -917,18 +917,18 @@ class Server:
         self.close()
 
 
-def _part(name: str, given: Any, kind: type, default: Any) -> Any:
+def _part(name: str, part: Any, kind: type, default: Any) -> Any:
     """Return a part, also one that a recipe or a framework's file describes: ``{"name": "Polynomial", "a": 0.5}``."""
     known = registry.parts(name)
-    if isinstance(given, Mapping) and given.get("name") in known:
-        return registry.part(name, given)
-    if given is not None and not isinstance(given, kind):
-        given = given.get("name", given) if isinstance(given, Mapping) else given
-        like = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    if isinstance(part, Mapping) and part.get("name") in known:
+        return registry.part(name, part)
+    if part is not None and not isinstance(part, kind):
+        part = part.get("name", part) if isinstance(part, Mapping) else part
+        like = part if isinstance(part, str) else getattr(part, "__name__", type(part).__name__)
         near = _checks.nearest(like, known) or type(default).__name__
         do = f"write {name}=fastagg.{near}(...), or another one of {', '.join(known)}"
-        raise ConfigError(_checks.wrong(name, f"a fastagg.{kind.__name__}", given, do))
-    return default if given is None else given
+        raise ConfigError(_checks.wrong(name, f"a fastagg.{kind.__name__}", part, do))
+    return default if part is None else part
 
 
 declare(Server)

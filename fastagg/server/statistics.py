@@ -16,27 +16,25 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg._build import native
-from fastagg._types import Native, State
+from fastagg._types import State
 from fastagg.errors import UpdateTooLarge
-from fastagg.model import Layout, Parsed
+from fastagg.model import Layout
 from fastagg.model.layout import mode_of
 from fastagg.model.statistics import is_count
 from fastagg.rules.directions import Direction, Robust
 from fastagg.rules.names import Buffers
-from fastagg.storage import memory, staging
-from fastagg.storage.pieces import Pieces
+from fastagg.storage import memory
 
 _MOST_BATCHES = 2**20  # of a client, from one version to the next
 
-Row = tuple[Tensor | None, list[int]]  # what one client sent: values, and counters; None, []: none
+Row = tuple[Tensor | None, list[int]]  # one client's values and counters; None and [] if it sent none
 
 
 @dataclass(frozen=True)
 class Statistics:
     """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``, or
     ``weighted`` by their samples) or those of the last client (``latest``), or stay (``keep``). Integer buffers become
-    the largest of the clients', or stay. A robust rule makes both of what all clients of the step sent.
+    the largest of the clients', or stay. With :class:`Robust` its rule combines what all clients of the step sent.
 
     Nothing changes in place. An arrival makes a new object, because clients that were sent vectors may still read them.
 
@@ -45,8 +43,8 @@ class Statistics:
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
         sum: of the clients' floating-point buffers since the last step, each times its share.
-        most: the largest of the clients' integer buffers since then, one after the other; on a device an int64 vector.
-        count: how many clients sent buffers since then; if ``weighted``, the sum of their shares.
+        maxima: the largest of the clients' integer buffers since then, an int64 vector.
+        count: how many clients sent floating-point buffers since then; if ``weighted``, the sum of their shares.
         places: elements, begin and end, of which the largest (True) or the first that came is taken.
         counts: of the integers of all counters, which are numbers of batches, on their device.
         held: the counters in one vector, if a step has made them: joining many takes time.
@@ -58,7 +56,7 @@ class Statistics:
     values: Tensor
     counters: list[Tensor]
     sum: Tensor | None = None
-    most: Tensor | list[int] | None = None
+    maxima: Tensor | None = None
     count: float = 0
     places: tuple[tuple[int, int, bool], ...] = ()
     counts: Tensor | None = None
@@ -82,81 +80,49 @@ class Statistics:
         mode: Buffers = "weighted" if "weighted" in how.values() else "mean"
         return cls(mode, values, counters, places=places, counts=counts, rule=rule)
 
-    def add(self, reported: Native | None, share: float = 1.0, gain: float = 1.0) -> Statistics:
-        """Return the statistics with one client's added: numbers in host memory that were checked already
-        (csrc/engine/reported.h).
+    def add(
+        self, values: Tensor | None, counters: Tensor | None, share: float = 1.0, gain: float = 1.0
+    ) -> Statistics:  # fmt: skip
+        """Return the statistics with one client's added, which were checked already.
 
         Args:
-            reported: what the client sent, if anything.
+            values: the client's floating-point buffers, fp32, on the server's device. None: it sent none.
+            counters: its integer buffers in one int64 vector. None: it sent none.
             share: of its update in a mean.
             gain: how much of the movement counts: of its update's clipping.
         """
         if self.mode == "keep" or not share:
             return self
-        if self.rule is not None:
-            return self._wait(reported and reported.values, reported.counters if reported else [], gain)
-        if reported is None:
-            return self
-        if gain != 1 and reported.values is not None:
-            values = _moved(self.values, reported.values, gain)
-            reported = native.engine.reported(values=values, counters=reported.counters)
-        share = self._share(share)
-        total = reported.added(None if self.mode == "latest" or not self.count else self.sum, share)
-        if share != 1 and total is not None and not bool(torch.isfinite(total).all()):
-            raise UpdateTooLarge(f"buffers: {share:g} samples make the sum of the running statistics infinite")
-        if total is not None:
-            self._pick(total, reported.values)
-        most = reported.counters or None
-        if most is not None and self.count and self.most is not None:
-            most = list(map(max, most, self.most))
-        return self._with(total, most, share)
-
-    def _wait(self, values: Tensor | None, counters: list[int], gain: float) -> Statistics:
-        """Return the statistics with one client's row more, for a robust rule."""
         if values is not None and gain != 1:
-            values = _moved(self.values.cpu(), values, gain)
-        return replace(self, rows=(*self.rows, (values, counters)))
-
-    def add_on_device(self, parsed: Parsed, share: float = 1.0, gain: float = 1.0) -> Statistics:
-        """Return the statistics with the buffers of an update on a device added, if it has any."""
-        if self.rule is not None and self.mode != "keep":
-            values = None if parsed.buffers is None else parsed.buffers.flat(torch.float32).cpu()
-            numbers = [] if parsed.counters is None else joined(parsed.counters, self.counters).tolist()
-            return self._wait(values, numbers, gain)
-        if self.mode == "keep" or not share or (parsed.buffers is None and parsed.counters is None):
+            values = self.values + gain * (values - self.values)  # no lerp, whose bits differ between processors
+        if self.rule is not None:
+            row = None if values is None else values.cpu(), [] if counters is None else counters.tolist()
+            return replace(self, rows=(*self.rows, row))
+        if values is None and counters is None:
             return self
-        total, most = self.sum if self.count else None, self.most if self.count else None
-        if parsed.buffers is not None:
-            theirs = staging.upload(parsed.buffers, self.values.device)
-            if gain != 1:
-                theirs = Pieces([_moved(self.values, theirs.flat(torch.float32), gain)])
-            fresh = total is None or self.mode == "latest"
-            out = memory.empty(self.values.numel(), self.values.device)
-            if total is not None and not fresh:
+        share = share if self.mode == "weighted" else 1
+        total, maxima, count = self.sum, self.maxima, self.count
+        if values is not None:
+            out = memory.empty(values.numel(), values.device)
+            if total is not None:
                 out.copy_(total)
-            total = ops.accumulate_(out, theirs, self._share(share), fresh=fresh)
-            self._pick(total, theirs.flat(torch.float32) if self.places else total)
-        if parsed.counters is not None:
-            counters = joined(parsed.counters, self.counters)
-            if most is not None:
-                counters = torch.maximum(counters, torch.as_tensor(most, dtype=torch.int64, device=counters.device))
-            most = counters
-        return self._with(total, most, self._share(share))
+            total = ops.accumulate_(out, values, share, fresh=total is None or self.mode == "latest")
+            if share != 1 and not bool(torch.isfinite(total).all()):
+                raise UpdateTooLarge(f"buffers: {share:g} samples make the sum of the running statistics infinite")
+            self._pick(total, values)
+            count += share
+        if counters is not None:
+            maxima = counters if maxima is None else torch.maximum(counters, maxima)
+        return replace(self, sum=total, maxima=maxima, count=count)
 
     def _pick(self, total: Tensor, theirs: Tensor) -> None:
         """Put the largest, or the first that came, where it is what counts."""
-        before = self.sum if self.count else None
+        before = self.sum
         for begin, end, largest in self.places:
             mine = theirs[begin:end]
             if before is not None:
                 mine = torch.maximum(before[begin:end], mine) if largest else before[begin:end]
             total[begin:end] = mine
-
-    def _share(self, share: float) -> float:
-        return share if self.mode == "weighted" else 1
-
-    def _with(self, total: Tensor | None, most: Tensor | list[int] | None, share: float) -> Statistics:
-        return replace(self, sum=total, most=most, count=self.count + share)
 
     def after(self, kind: str, shares: Sequence[float] = ()) -> Statistics:
         """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``).
@@ -164,9 +130,9 @@ class Statistics:
         Args:
             shares: what a robust rule that compares updates lets each client's count for.
         """
-        if kind == "keep" or (self.count == 0 and not self.rows):
+        if kind == "keep" or (self.sum is None and self.maxima is None and not self.rows):
             return self
-        fresh = replace(self, sum=None, most=None, count=0, rows=())
+        fresh = replace(self, sum=None, maxima=None, count=0, rows=())
         if kind == "drop":  # the buffers that came with its updates are dropped, too
             return fresh
         if self.rule is not None:
@@ -176,13 +142,13 @@ class Statistics:
             values = self.sum / (1 if self.mode == "latest" else self.count)
             for begin, end, _ in self.places:
                 values[begin:end] = self.sum[begin:end]
-        if self.most is not None:
+        if self.maxima is not None:
             counters = self.counters
             assert self.counts is not None
             held = joined(counters, counters) if self.held is None else self.held
-            most = torch.as_tensor(self.most, device=held.device)
-            most = torch.where(self.counts, most.minimum(held + _MOST_BATCHES), most)
-            return replace(fresh, values=values, counters=divided(most, counters), held=most)
+            maxima = self.maxima.to(held.device)
+            maxima = torch.where(self.counts, maxima.minimum(held + _MOST_BATCHES), maxima)
+            return replace(fresh, values=values, counters=divided(maxima, counters), held=maxima)
         return replace(fresh, values=values)
 
     def _combined(self, rule: Robust, shares: Sequence[float]) -> dict[str, Any]:
@@ -212,19 +178,16 @@ class Statistics:
 
     def state_dict(self) -> State:
         """Return the state. Tensors are shared, not copied."""
-        most = None if self.most is None else divided(self.most, self.counters)
+        maxima = None if self.maxima is None else divided(self.maxima, self.counters)
         state = {
-            "values": self.values, "counters": self.counters, "sum": self.sum, "most": most, "count": self.count,
+            "values": self.values, "counters": self.counters, "sum": self.sum, "most": maxima, "count": self.count,
         }  # fmt: skip
         return state if self.rule is None else {**state, "rows": [list(row) for row in self.rows]}
 
     def loaded(self, state: State) -> Statistics:
         """Return the statistics from :meth:`state_dict`. Tensors are copied."""
         total = None if state["sum"] is None else _like(self.values, state["sum"])
-        most: Tensor | list[int] | None = None
-        if state["most"] is not None:
-            found = joined(self._own(state["most"]), self.counters)
-            most = found.tolist() if found.device.type == "cpu" else found
+        maxima = None if state["most"] is None else joined(self._own(state["most"]), self.counters)
         values, counters = _like(self.values, state["values"]), self._own(state["counters"])
         own, size = self.values.cpu(), sum(counter.numel() for counter in counters)
         rows: list[Row] = []
@@ -233,16 +196,12 @@ class Statistics:
                 raise ValueError(f"counters of a client: expected {size} numbers, got {len(numbers)}")
             rows.append((None if row is None else _like(own, row), [int(number) for number in numbers]))
         return replace(
-            self, values=values, counters=counters, sum=total, most=most, count=state["count"], held=None,
+            self, values=values, counters=counters, sum=total, maxima=maxima, count=state["count"], held=None,
             rows=tuple(rows),
         )  # fmt: skip
 
     def _own(self, counters: list[Tensor]) -> list[Tensor]:
         return [_like(mine, theirs) for mine, theirs in zip(self.counters, counters, strict=True)]
-
-
-def _moved(own: Tensor, theirs: Tensor, gain: float) -> Tensor:
-    return own + gain * (theirs - own)  # no lerp, whose bits differ between processors
 
 
 def _like(mine: Tensor, theirs: Tensor) -> Tensor:

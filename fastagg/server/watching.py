@@ -66,29 +66,29 @@ def watch(
     if not isinstance(server, Server):
         raise ConfigError(f"server: expected a fastagg.Server, got {server!r:.200}")
     _checks.number("slow", slow, above=0)
-    found = watch_of(server) or Watch()
+    reporter = watch_of(server) or ServerWatch()
     if registry is not None:
-        if found.numbers is not None:
+        if reporter.numbers is not None:
             raise ConfigError("registry: this server has one already")
         _extras.require("a registry", "metrics", _extras.METRICS)
         if not hasattr(registry, "register"):
             raise ConfigError(_checks.wrong("registry", "one of prometheus_client, such as REGISTRY", registry))
     if times is not None:
-        if found.times is not None:
+        if reporter.times is not None:
             raise ConfigError("times: this server writes a file already")
-        found.times = Times(_checks.path("times", times))
-        server._dispatch = found.times.sending(server._dispatch)
-    server._watch = found
-    found.begin(server, slow, None if registry is None else Numbers(server, registry))
+        reporter.times = AnswerTimes(_checks.path("times", times))
+        server._dispatch = reporter.times.sending(server._dispatch)
+    server._watch = reporter
+    reporter.begin(server, slow, None if registry is None else ServerMetrics(server, registry))
     return server
 
 
-def watch_of(server: Server) -> Watch | None:
+def watch_of(server: Server) -> ServerWatch | None:
     """Return who reports on a server already."""
-    return server._watch if isinstance(server._watch, Watch) else None
+    return server._watch if isinstance(server._watch, ServerWatch) else None
 
 
-class Watch:
+class ServerWatch:
     """Reports on a server, which calls it.
 
     Attributes:
@@ -98,11 +98,11 @@ class Watch:
 
     def __init__(self) -> None:
         self.slow = math.inf
-        self.numbers: Numbers | None = None
-        self.times: Times | None = None
+        self.numbers: ServerMetrics | None = None
+        self.times: AnswerTimes | None = None
         self._said: dict[str, tuple[float, int]] = {}  # reason -> time of the last line, refusals since then
 
-    def begin(self, server: Server, slow: float, numbers: Numbers | None = None) -> None:
+    def begin(self, server: Server, slow: float, numbers: ServerMetrics | None = None) -> None:
         """Report answers that take so many seconds and, with ``numbers``, count all of them."""
         self.slow = slow
         self.numbers = numbers or self.numbers
@@ -137,7 +137,7 @@ class Watch:
         _log.log(level, "%s: %s: %.400s%s", what, reason, error, more)
 
 
-class Times:
+class AnswerTimes:
     """A CSV file of when tasks were sent and answered. Each line is one write, so threads need no lock.
 
     A disk that refuses a line costs the lines from there on, never an answer."""
@@ -176,8 +176,8 @@ class Times:
         """Write a line for each of these tasks."""
         now, lines = self._now(), io.StringIO()
         for task in tasks:
-            if (found := self._sent.pop(task, None)) is not None:
-                csv.writer(lines, lineterminator="\n").writerow((found[0], f"{found[1]:.6f}", f"{now:.6f}"))
+            if (sent := self._sent.pop(task, None)) is not None:
+                csv.writer(lines, lineterminator="\n").writerow((sent[0], f"{sent[1]:.6f}", f"{now:.6f}"))
         if self._ended or not (text := lines.getvalue()):
             return
         try:
@@ -202,7 +202,7 @@ class Times:
         return self._offset + time.monotonic()
 
 
-class Numbers:
+class ServerMetrics:
     """A server's metrics in a Prometheus registry."""
 
     def __init__(self, server: Server, registry: Foreign) -> None:
@@ -243,7 +243,7 @@ class Numbers:
             return
         with server._engine.reading:
             native = server._engine
-            found = {
+            gauges = {
                 "version": ("Steps so far", native.version),
                 "open_tasks": ("Open tasks", native.open_tasks),
                 "oldest_task_seconds": ("Age of the oldest task with a lease", native.oldest_task),
@@ -253,12 +253,12 @@ class Numbers:
             held, finite = server.memory(), engine.finite(server._running)
         if server._log is not None:
             journal = server._log.journal
-            found["journal_last"] = ("The log's last record", journal.last)
-            found["journal_durable"] = ("The last record on the disk", journal.durable)
-            found["journal_bytes"] = ("Bytes written to the log", journal.written)
-            found["journal_syncs"] = ("Calls of fdatasync", journal.syncs)
-        found["finite"] = ("Whether all numbers held are finite", int(finite))
-        for name, (help_text, value) in found.items():
+            gauges["journal_last"] = ("The log's last record", journal.last)
+            gauges["journal_durable"] = ("The last record on the disk", journal.durable)
+            gauges["journal_bytes"] = ("Bytes written to the log", journal.written)
+            gauges["journal_syncs"] = ("Calls of fdatasync", journal.syncs)
+        gauges["finite"] = ("Whether all numbers held are finite", int(finite))
+        for name, (help_text, value) in gauges.items():
             yield GaugeMetricFamily(f"fastagg_{name}", help_text, value=value)
         family = GaugeMetricFamily("fastagg_memory_bytes", "Bytes held, by part", labels=["part"])
         for part, nbytes in held.items():

@@ -9,7 +9,7 @@ from fastagg._build import native
 T = TypeVar("T")
 
 
-class Swapped(Generic[T]):
+class SwapCell(Generic[T]):
     """An attribute whose value the engine exchanges in a commit, as a pointer: it calls no code of Python's.
 
     A rule names it in its moves: ``found.moves = [(self, "control", control)]``. Who assigns it otherwise is alone with
@@ -20,7 +20,7 @@ class Swapped(Generic[T]):
         self._place = f"_{name}_cell"  # csrc/bindings/extension.cpp looks there
 
     @overload
-    def __get__(self, one: None, owner: type) -> Swapped[T]: ...
+    def __get__(self, one: None, owner: type) -> SwapCell[T]: ...
     @overload
     def __get__(self, one: object, owner: type) -> T: ...
     def __get__(self, one: Any, owner: type) -> Any:

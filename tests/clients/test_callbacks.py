@@ -107,34 +107,8 @@ def test_hugging_face_trainer(loads: bool, tmp_path: Path) -> None:
     assert not loads or trainer.state.best_model_checkpoint.endswith("checkpoint-2")
 
 
-def test_lightning(tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning")
-
-    class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model(1)
-
-        def training_step(self, batch: Any, index: int) -> Tensor:
-            return loss_of(self.net, *batch)
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.Adam([one for one in self.parameters() if one.requires_grad], lr=0.1)
-
-    loop, net = Loop(model(0)), Net()
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y))
-    lightning.Trainer(
-        max_steps=STEPS, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path,
-        callbacks=[fastagg.clients.lightning_callback(loop.exchange, every=EVERY)],
-    ).fit(net, data)  # fmt: skip
-    check(loop, net.net)
-
-
 def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastagg._extras.find_spec", lambda name: None)
-    with pytest.raises(fastagg.MissingDependency, match="lightning"):
-        fastagg.clients.lightning_callback(lambda update: torch.zeros(3), 1)
     with pytest.raises(fastagg.MissingDependency, match="transformers"):
         fastagg.clients.trainer_callback(lambda update: torch.zeros(3), 1)
 

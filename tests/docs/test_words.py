@@ -16,7 +16,7 @@ CODE = {
 }
 # Names that only their authors understood, or that meant several things.
 LEFT = r"gate|Gate|Said|own_step|set_aside|receive_parsed|pass_over|(?<=[(,*] )told(?=[:,)=])|told(?= = )"
-SINGLE = ("Server", "Parsed", "Answer", "Findings", "Arrival", "Given", "Asked", "Answered", "Kept")
+SINGLE = ("Server", "ParsedUpdate", "Answer", "Findings", "Arrival", "Given", "Asked", "Answered", "Kept")
 
 
 def test_names_that_left_stay_away() -> None:

@@ -13,7 +13,7 @@ from support.models import Residual, Tied, same
 from torch import nn
 
 import fastagg
-from fastagg.model.parts import Cut
+from fastagg.model.parts import PartList
 
 FORMS: dict[str, Callable[[], Any]] = {
     "module": Residual,
@@ -24,11 +24,11 @@ FORMS: dict[str, Callable[[], Any]] = {
 }
 
 
-def names(cut: Cut) -> list[list[str]]:
+def names(cut: PartList) -> list[list[str]]:
     return [[entry.name for entry in part.layout.entries] for part in cut]
 
 
-def sizes(cut: Cut) -> list[int]:
+def sizes(cut: PartList) -> list[int]:
     return [sum(e.size for e in part.layout.entries if e.role != "alias") for part in cut]
 
 

@@ -265,7 +265,7 @@ def test_every_bad_request_has_a_status_and_changes_nothing(client: TestClient) 
 
 def test_only_get_and_post_do_what_they_say(client: TestClient) -> None:
     ann, _ = task(client, "ann")
-    paths = ["/task/zoe", ann, "/heartbeat/zoe", "/model", "/parts", "/", "/metrics", "/health", "/ready"]
+    paths = ["/task/zoe", ann, "/heartbeat/zoe", "/model", "/parts", "/metrics", "/health", "/ready"]
     for path in paths:
         for method in ("HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"):
             found = client.request(method, path)
@@ -389,19 +389,14 @@ def test_a_full_disk_is_not_ready_and_no_reason_to_start_again(
     assert found.status_code == 503 and "full" in found.text
     health = client.get("/health")
     assert health.status_code == 200 and not health.json()["open"] and "full" in health.json()["why"]
-    assert "No update is taken" in client.get("/").text
     assert "fastagg_serve_ready 0.0" in client.get("/metrics").text
 
 
-def test_metrics_are_of_every_part_and_the_page_has_every_client(tmp_path: Path) -> None:
+def test_metrics_are_of_every_part(tmp_path: Path) -> None:
     with TestClient(service(tmp_path / "a", parts=3).app()) as client:
-        client.post("/heartbeat/" + "<b>")
         found = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
         for name in ("arrivals", "version", "open_tasks", "journal_durable", "serve_uploads", "serve_downloads"):
             assert {sample.labels["model_part"] for sample in found[f"fastagg_{name}"].samples} == {"0", "1", "2"}
-        (silent,) = found["fastagg_serve_client_silent_seconds"].samples
-        assert silent.labels == {"client": "<b>"}
-        assert "&lt;b&gt;" in client.get("/").text and "<td><b>" not in client.get("/").text
 
 
 def test_a_token_is_for_its_client_and_the_operators_for_everything(tmp_path: Path) -> None:
@@ -410,12 +405,12 @@ def test_a_token_is_for_its_client_and_the_operators_for_everything(tmp_path: Pa
     both = base64.b64encode(f"x:{ANN}".encode()).decode()
     with TestClient(service(tmp_path / "a", tokens=Tokens(file)).app()) as client:
         for path, given, status in (
-            ("/task/ann", f"Bearer {ANN}", 200), ("/task/ann", f"Basic {both}", 200),
+            ("/task/ann", f"Bearer {ANN}", 200), ("/task/ann", f"Basic {both}", 401),
             ("/task/ann", f"bearer {ALL}", 200),
             ("/task/ann", f"Bearer {BOB}", 401), ("/task/ann", "", 401), ("/task/ann", f"Bearer {ANN}x", 401),
-            ("/task/ann", "Bearer ", 401), ("/task/ann", "Basic !", 401), ("/task/*", f"Bearer {ANN}", 401),
+            ("/task/ann", "Bearer ", 401), ("/task/*", f"Bearer {ANN}", 401),
             ("/model", f"Bearer {BOB}", 200), ("/model", "", 401), ("/parts", f"Bearer {BOB}", 200),
-            ("/metrics", f"Bearer {ANN}", 401), ("/metrics", f"Bearer {ALL}", 200), ("/", f"Bearer {ANN}", 401),
+            ("/metrics", f"Bearer {ANN}", 401), ("/metrics", f"Bearer {ALL}", 200),
             ("/health", "", 200), ("/ready", "", 200),
         ):  # fmt: skip
             found = client.get(path, headers={"Authorization": given})

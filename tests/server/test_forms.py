@@ -237,3 +237,17 @@ def test_groups_of_models_in_one_loop(cache: int, differences: bool, tuning: Any
             server.close_round()
         assert ours.version == plain.version == 2 and torch.equal(ours.flat, plain.flat)
         assert all(same(task.params, kept) for task, kept in held)
+
+
+def test_a_client_that_sends_counters_alone_leaves_the_mean_to_the_others() -> None:
+    server = fastagg.FedBuff(torch.nn.BatchNorm1d(2), buffer_size=3)
+    for client, number in (("ann", 1.0), ("bob", None), ("cleo", 3.0)):
+        update = {name: torch.zeros_like(array) for name, array in server.dispatch(client).params.items()}
+        update["num_batches_tracked"] = torch.tensor(5)
+        if number is None:
+            del update["running_mean"], update["running_var"]
+        else:
+            update["running_mean"], update["running_var"] = torch.full((2,), number), torch.ones(2)
+        server.receive(client, update)
+    model = server.parameters()
+    assert torch.equal(model["running_mean"], torch.full((2,), 2.0)) and int(model["num_batches_tracked"]) == 5

@@ -28,7 +28,7 @@ from fastagg import Receipt, Reentered
 from fastagg.rules.directions.base import Arrival, DirectionState, Findings
 from fastagg.server.engine import state_of
 from fastagg.server.extension import Extension
-from fastagg.storage.cell import Swapped
+from fastagg.storage.cell import SwapCell
 
 D = 6
 Call = Callable[[fastagg.Server], Any]
@@ -298,7 +298,7 @@ class Stated(DirectionState):
     """A direction whose state is set in `where`."""
 
     asks = True
-    told = Swapped[Any]()
+    told = SwapCell[Any]()
 
     def __init__(self, native: Any, setting: OwnState) -> None:
         super().__init__(native)
@@ -326,7 +326,7 @@ class Plain:
 
 
 class WithCell:
-    count, other = Swapped[int](), Swapped[int]()
+    count, other = SwapCell[int](), SwapCell[int]()
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""At every arrival the direction is the mean of all clients' latest updates (ACE), or of the fresh ones (ACED)."""
+"""Directions along the mean of all clients' latest updates (ACE), or of the fresh ones (ACED), at every arrival."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from fastagg._build import native
-from fastagg._checks import Rule
+from fastagg._checks import SettingRule
 from fastagg._types import Native, State
 from fastagg.errors import ConfigError
 from fastagg.rules.directions.base import DirectionState, Material, PerClient, SumState, resummation_of
@@ -76,7 +76,7 @@ class ActiveSet(AllClients):
     """
 
     mode: Literal["incremental"] = "incremental"
-    max_delay: Annotated[int, Rule(least=0, most=2**53)] = 10
+    max_delay: Annotated[int, SettingRule(least=0, most=2**53)] = 10
     freshness: Freshness = "dispatch"
 
     def native_setting(self) -> Native:

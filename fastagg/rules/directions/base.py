@@ -15,16 +15,16 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg._build import native
-from fastagg._checks import Rule
+from fastagg._checks import SettingRule
 from fastagg._types import Move, Native, Plain, State
 from fastagg.errors import ConfigError, NonFiniteUpdate
-from fastagg.registry import Part
-from fastagg.rules import given
+from fastagg.registry import RulePart
+from fastagg.rules import results
 from fastagg.rules.names import Kind
 from fastagg.rules.privacy import NoiseKey
 from fastagg.rules.staleness import Facts, Staleness
 from fastagg.storage.cache import ClientCache
-from fastagg.storage.cell import Swapped
+from fastagg.storage.cell import SwapCell
 from fastagg.storage.pieces import Pieces
 
 
@@ -89,7 +89,7 @@ class DirectionState:
     def __init__(self, native: Native) -> None:
         self.native = native
 
-    def before(self, arrival: Arrival, found: Findings) -> None:
+    def before(self, arrival: Arrival, findings: Findings) -> None:
         """Set what Python adds to an update.
 
         This method may raise. It must not change any visible state.
@@ -112,7 +112,7 @@ class DirectionState:
 
 
 @dataclass(frozen=True)
-class Direction(Part):
+class Direction(RulePart):
     """Base class of the directions. A user's own defines :meth:`combine`. The package's directions have kernels.
 
     Attributes:
@@ -193,7 +193,7 @@ class Direction(Part):
         return {}
 
     def start(self, material: Material) -> DirectionState:
-        """The state of a new server.
+        """Return the direction's state for a new server.
 
         Raises:
             ConfigError: this is not one of the package's directions and has no :meth:`combine`.
@@ -209,7 +209,7 @@ class Direction(Part):
 class PerClient(Direction):
     """Base class of the directions that keep something of each client, in kernels. Client ids are 0..n-1."""
 
-    num_clients: Annotated[int, Rule(least=1, most=2**31 - 1)]
+    num_clients: Annotated[int, SettingRule(least=1, most=2**31 - 1)]
     in_kernels: ClassVar[bool] = True
 
     @property
@@ -241,11 +241,11 @@ class SumState(DirectionState):
         return bool(torch.isfinite(self.sum).all())
 
     def state_dict(self, *, rows: bool = True) -> State:
-        found = {**self.native.state(), "sum": self.sum}
+        state = {**self.native.state(), "sum": self.sum}
         if self.cache is not None:
-            found["cache"] = self.cache.state_dict(self.used(found), data=rows)
-            found["scrub"] = None if self.resummation is None else self.resummation.state()
-        return found
+            state["cache"] = self.cache.state_dict(self.used(state), data=rows)
+            state["scrub"] = None if self.resummation is None else self.resummation.state()
+        return state
 
     def load_state_dict(self, state: State) -> None:
         if self.cache is not None:
@@ -260,34 +260,34 @@ class OwnState(DirectionState):
     """A user's own direction in plain torch. Its result is the update of one step."""
 
     asks = True
-    tensors = Swapped[dict[str, Tensor]]()
+    tensors = SwapCell[dict[str, Tensor]]()
 
     def __init__(self, setting: Direction, material: Material) -> None:
         super().__init__(native.engine.Single(sign=setting.sign))
         self.setting, self.material = setting, material
         self.tensors = {}
 
-    def before(self, arrival: Arrival, found: Findings) -> None:
+    def before(self, arrival: Arrival, findings: Findings) -> None:
         facts, rule, material = arrival.facts, self.setting, self.material
         update, factor = facts.update.flat(torch.float32), facts.gain * arrival.weight
         clipped, facts = facts.gain, replace(facts, gain=1.0, norm=ops.inspect(facts.update).norm)
         answer = rule.combine(update if factor == 1.0 else update * factor, facts, dict(self.tensors))
-        along, state = given.pair(rule, "combine", answer)
-        found.moves = [(self, "tensors", state)]
+        along, state = results.pair(rule, "combine", answer)
+        findings.moves = [(self, "tensors", state)]
         if along is None:
-            found.waits = True
+            findings.waits = True
             return
-        pieces = Pieces([given.vector(rule, "combine", along, material.size, material.device)])
+        pieces = Pieces([results.vector(rule, "combine", along, material.size, material.device)])
         seen = ops.inspect(pieces)
         if not seen.finite:
             raise NonFiniteUpdate(f"combine: {type(self.setting).__name__} gave a direction with NaN or infinity")
         # The update is already clipped and weighted.
-        found.update, found.norm = pieces, seen.norm
-        found.weight, found.reported_weight = 1.0, arrival.weight
-        found.gain = clipped
+        findings.update, findings.norm = pieces, seen.norm
+        findings.weight, findings.reported_weight = 1.0, arrival.weight
+        findings.gain = clipped
 
     def sent(self, client: int | str) -> dict[str, Tensor]:
-        return given.tensors(self.setting, "send", self.setting.send(client, dict(self.tensors)))
+        return results.tensors(self.setting, "send", self.setting.send(client, dict(self.tensors)))
 
     def memory(self) -> dict[str, int]:
         return {"direction": sum(tensor.nbytes for tensor in self.tensors.values())}

@@ -1,4 +1,4 @@
-"""A step along the mean of several updates."""
+"""Directions that step along the mean of several updates: FedBuff's buffer and FedAvg's round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from fastagg import _checks
 from fastagg._build import native
-from fastagg._checks import Divisor, Size
+from fastagg._checks import Count, Divisor, NotNegative, Size
 from fastagg.errors import ConfigError
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.names import Overflow
@@ -29,8 +29,8 @@ class RoundSettings(TypedDict, total=False):
     """When a round ends: keyword arguments of :class:`Buffer`, which presets pass on."""
 
     overflow: Overflow
-    at_least: int | None
-    grace: float | None
+    at_least: Count | None
+    grace: NotNegative | None
     normalize: Literal["buffer", "weights"] | float
     privacy: Gaussian | None
 
@@ -73,8 +73,8 @@ class Buffer(Direction):
 
     size: Size | None = 10
     overflow: Overflow = field(default="take", kw_only=True)
-    at_least: int | None = field(default=None, kw_only=True)
-    grace: float | None = field(default=None, kw_only=True)
+    at_least: Count | None = field(default=None, kw_only=True)
+    grace: NotNegative | None = field(default=None, kw_only=True)
     normalize: Literal["buffer", "weights"] | Divisor = field(default="buffer", kw_only=True)
     privacy: Gaussian | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
@@ -114,11 +114,10 @@ class Buffer(Direction):
 def check_window(example: str, size: int | None, at_least: int | None, grace: float | None) -> None:
     """Refuse what does not say when a round of ``size`` updates ends early. ``example``: how a call of it begins."""
     if (at_least is None) != (grace is None):
-        missing, given = ("grace", "at_least") if grace is None else ("at_least", "grace")
-        raise ConfigError(f"{missing}: needed with {given}; write {example}, at_least=80, grace=30.0)")
+        missing, partner = ("grace", "at_least") if grace is None else ("at_least", "grace")
+        raise ConfigError(f"{missing}: needed with {partner}; write {example}, at_least=80, grace=30.0)")
     if at_least is not None:
         _checks.whole("at_least", at_least, least=1, most=size)
-        _checks.number("grace", grace, least=0)
 
 
 @dataclass(frozen=True)

@@ -56,13 +56,17 @@ class _CalibratedState(SumState):
         # A buffer is required even if M = 1, where it is never read. The sum takes its place then.
         self.acc = memory.empty(size, device) if setting.size > 1 else self.sum
         self.resummation = resummation_of(self.cache, material)
-        given = native.engine.CalibratedSetting(
+        native_setting = native.engine.CalibratedSetting(
             clients=setting.num_clients, capacity=setting.size, from_start=setting.repeat == "start"
         )
         where = (material.seed, self.sum.data_ptr(), self.acc.data_ptr())
         super().__init__(
             native.engine.Calibrated(
-                sign=setting.sign, setting=given, rows=self.cache.native, where=where, resummation=self.resummation
+                sign=setting.sign,
+                setting=native_setting,
+                rows=self.cache.native,
+                where=where,
+                resummation=self.resummation,
             )
         )
 
@@ -75,8 +79,8 @@ class _CalibratedState(SumState):
         return super().finite() and not (held and not torch.isfinite(self.acc).all())
 
     def state_dict(self, *, rows: bool = True) -> State:
-        found = super().state_dict(rows=rows)
-        return {**found, "acc": self.acc if found["versions"] else None}
+        state = super().state_dict(rows=rows)
+        return {**state, "acc": self.acc if state["versions"] else None}
 
     def used(self, state: State) -> list[int]:
         return sorted({*(slot for _, slot in state["slots"]), *(slot for _, slot, _ in state["fresh"])})

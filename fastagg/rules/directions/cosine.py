@@ -14,7 +14,7 @@ from fastagg.errors import UpdateTooLarge
 from fastagg.rules.directions.base import Arrival, DirectionState, Findings, Material
 from fastagg.rules.directions.buffer import Buffer, BufferState
 from fastagg.storage import memory
-from fastagg.storage.cell import Swapped
+from fastagg.storage.cell import SwapCell
 
 _LEAST = 0.1
 
@@ -46,8 +46,8 @@ class _CosineState(BufferState):
     """
 
     asks = True
-    control = Swapped[Tensor]()
-    change = Swapped["Tensor | None"]()  # of the control variate, since the last step
+    control = SwapCell[Tensor]()
+    change = SwapCell["Tensor | None"]()  # of the control variate, since the last step
 
     def __init__(self, setting: CosineBuffer, material: Material) -> None:
         super().__init__(setting, material)
@@ -55,7 +55,7 @@ class _CosineState(BufferState):
         self.control = memory.zeros(material.size, material.device)
         self.change = None
 
-    def before(self, arrival: Arrival, found: Findings) -> None:
+    def before(self, arrival: Arrival, findings: Findings) -> None:
         affinity = max(arrival.cosine, _LEAST) if arrival.facts.delay else 1.0
         share = arrival.facts.share * affinity
         change = self.change
@@ -72,7 +72,7 @@ class _CosineState(BufferState):
             if not ops.inspect(control).finite:
                 raise UpdateTooLarge("control: the control variate would leave the range of float32")
             moves = [(self, "control", control), (self, "change", None)]
-        found.share, found.moves = share, moves
+        findings.share, findings.moves = share, moves
 
     def memory(self) -> dict[str, int]:
         change = 0 if self.change is None else self.change.nbytes

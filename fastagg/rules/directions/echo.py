@@ -15,7 +15,7 @@ from fastagg import _checks, ops
 from fastagg._checks import Count, Size
 from fastagg._types import Move, Plain, State
 from fastagg.distill import Distillation, Student, Teachers
-from fastagg.distill.teachers import Put
+from fastagg.distill.teachers import LogitsWrite
 from fastagg.distill.unlabelled import Inputs, length, load
 from fastagg.errors import ConfigError, NonFiniteUpdate
 from fastagg.rules import moments
@@ -23,7 +23,7 @@ from fastagg.rules.directions.base import Arrival, DirectionState, Findings, Mat
 from fastagg.rules.directions.buffer import Buffer, BufferState
 from fastagg.rules.names import Cache
 from fastagg.storage import memory
-from fastagg.storage.cell import Swapped
+from fastagg.storage.cell import SwapCell
 from fastagg.timing import Stopwatch
 
 
@@ -92,7 +92,7 @@ class EchoState(BufferState):
     """A buffer, and the clients' logits. The teacher's model and Adam's moments are temporary vectors."""
 
     asks = True
-    record = Swapped[DistillationRecord]()
+    record = SwapCell[DistillationRecord]()
 
     def __init__(self, setting: Echo, material: Material) -> None:
         assert setting.distill is not None
@@ -109,7 +109,7 @@ class EchoState(BufferState):
         self.keep = _rows_that_count(inputs, self.student.rows_per_sample)
         self.record = DistillationRecord()
 
-    def before(self, arrival: Arrival, found: Findings) -> None:
+    def before(self, arrival: Arrival, findings: Findings) -> None:
         facts = arrival.facts
         assert isinstance(facts.client, int) and facts.base is not None
         own, after = arrival.statistics()
@@ -124,17 +124,23 @@ class EchoState(BufferState):
         put = self.teachers.put(facts.client, logits)
         record = replace(self.record, inference_seconds=self.record.inference_seconds + watch.total)
         moves = [*put.moves, (self, "record", record)]
-        found.moves = moves
+        findings.moves = moves
         if arrival.room == 1:
-            found.finish = partial(self._finish, put, after, facts.version + facts.delay + 1, record, moves)
+            findings.finish = partial(self._finish, put, after, facts.version + facts.delay + 1, record, moves)
 
-    def _finish(self, *given: Any) -> None:
+    def _finish(self, *arguments: Any) -> None:
         # A program may be in the middle of torch.no_grad, inference_mode or autocast. The networks are not.
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
-            self._distil(*given)
+            self._distil(*arguments)
 
     def _distil(
-        self, put: Put, buffers: Tensor, version: int, record: DistillationRecord, moves: list[Move], flat: Tensor
+        self,
+        put: LogitsWrite,
+        buffers: Tensor,
+        version: int,
+        record: DistillationRecord,
+        moves: list[Move],
+        flat: Tensor,
     ) -> None:
         """Do Q steps on the new model in place. No one else has it yet."""
         watch, setting, student = Stopwatch(), self.distill, self.student

@@ -1,4 +1,4 @@
-"""A step along what several updates agree on, whatever a few of them are."""
+"""The direction that combines a step's updates by a robust rule, so that a few of them may be anything."""
 
 from __future__ import annotations
 
@@ -11,9 +11,22 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg._build import native
-from fastagg._checks import Rule
+from fastagg._checks import Count, NotNegative, SettingRule
 from fastagg.errors import ConfigError
-from fastagg.ops.combine import COMPARING, DEFAULTS, MOST, RobustRule, RobustSettings, robust_of
+from fastagg.ops.combine import (
+    COMPARING,
+    DEFAULTS,
+    MOST,
+    Faults,
+    Iterations,
+    Keep,
+    Radius,
+    RobustRule,
+    RobustSettings,
+    Smoothing,
+    Trim,
+    robust_of,
+)
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.directions.buffer import check_window
 from fastagg.rules.staleness import Staleness
@@ -52,16 +65,16 @@ class Robust(Direction):
     """
 
     rule: RobustRule
-    size: Annotated[int, Rule(least=1, most=MOST, name="buffer_size")] | None = 10
-    trim: float = field(default=0.1, kw_only=True)
-    f: int = field(default=0, kw_only=True)
-    keep: int | None = field(default=None, kw_only=True)
-    radius: float = field(default=1.0, kw_only=True)
-    iterations: int = field(default=3, kw_only=True)
-    smoothing: float = field(default=1e-6, kw_only=True)
+    size: Annotated[int, SettingRule(least=1, most=MOST, name="buffer_size")] | None = 10
+    trim: Trim = field(default=DEFAULTS["trim"], kw_only=True)
+    f: Faults = field(default=DEFAULTS["f"], kw_only=True)
+    keep: Keep = field(default=DEFAULTS["keep"], kw_only=True)
+    radius: Radius = field(default=DEFAULTS["radius"], kw_only=True)
+    iterations: Iterations = field(default=DEFAULTS["iterations"], kw_only=True)
+    smoothing: Smoothing = field(default=DEFAULTS["smoothing"], kw_only=True)
     synchronous: bool = field(default=False, kw_only=True)  # type: ignore[misc]  # of the other directions a class says it
-    at_least: int | None = field(default=None, kw_only=True)
-    grace: float | None = field(default=None, kw_only=True)
+    at_least: Count | None = field(default=None, kw_only=True)
+    grace: NotNegative | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

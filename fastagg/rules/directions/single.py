@@ -1,4 +1,4 @@
-"""Every update is a step of its own."""
+"""Directions that step at every update: asynchronous SGD, HeLoCo, FedAsync."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from fastagg._build import native
-from fastagg._checks import Divisor, NotNegative, Positive, Rule
+from fastagg._checks import Divisor, NotNegative, Positive, SettingRule
 from fastagg.errors import ConfigError
 from fastagg.rules.directions.base import Direction, DirectionState, Material
 
@@ -60,7 +60,7 @@ class Aligned(Single):
     """
 
     rho: Positive = field(default=1.0, kw_only=True)
-    c_ok: Annotated[float, Rule(least=0, most=1)] = field(default=0.2, kw_only=True)
+    c_ok: Annotated[float, SettingRule(least=0, most=1)] = field(default=0.2, kw_only=True)
     k_s: NotNegative = field(default=0.5, kw_only=True)
     k_d: NotNegative = field(default=1.0, kw_only=True)
     kappa: NotNegative = field(default=3.0, kw_only=True)

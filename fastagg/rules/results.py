@@ -1,6 +1,6 @@
-"""What a rule of a user's own gives back, checked: here and nowhere else.
+"""Checks what a method of a user's own rule returned. Directions and the extension call it, and nobody else checks.
 
-Each function returns what it is given, in the form that the engine takes. ConfigError names the rule and the method.
+Each function returns the value in the form that the engine takes. ConfigError names the rule and the method.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from fastagg.errors import ConfigError
 
 
 def number(rule: object, method: str, value: object) -> float:
-    """A weight or a rate: finite, at least 0."""
+    """Return a weight or a rate that is finite and at least 0."""
     return _checks.number(f"{type(rule).__name__}.{method}: what it returned", value, least=0)
 
 
 def weight(rule: object, method: str, value: object) -> float | None:
-    """A weight, or None, which drops the update."""
+    """Return a weight. None, which drops the update, stays None."""
     return None if value is None else number(rule, method, value)
 
 
 def pair(rule: object, method: str, value: object) -> tuple[object, dict[str, Tensor]]:
-    """A vector, not yet checked, and the new state."""
+    """Return a vector and the rule's new state. Only the state is checked; :func:`vector` checks the other."""
     if not isinstance(value, tuple) or len(value) != 2:
         raise ConfigError(_checks.wrong(f"{type(rule).__name__}.{method}", "a pair: a vector and the new state", value))
     return value[0], tensors(rule, method, value[1])
 
 
 def vector(rule: object, method: str, value: object, size: int, device: torch.device) -> Tensor:
-    """An fp32 vector on the server's device."""
+    """Return an fp32 vector of this size on the server's device."""
     good = isinstance(value, Tensor) and value.dtype is torch.float32 and tuple(value.shape) == (size,)
     if not isinstance(value, Tensor) or not good or value.device != device:
         what = f"a float32 vector of {size} elements on {device}"
@@ -41,8 +41,8 @@ def vector(rule: object, method: str, value: object, size: int, device: torch.de
 
 
 def tensors(rule: object, method: str, value: object) -> dict[str, Tensor]:
-    """A state, or what goes with a task."""
+    """Return tensors by name: a rule's state, or what it sends with a task."""
     named = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-    if not isinstance(value, Mapping) or not named or not all(isinstance(one, Tensor) for one in value.values()):
+    if not isinstance(value, Mapping) or not named or not all(isinstance(tensor, Tensor) for tensor in value.values()):
         raise ConfigError(_checks.wrong(f"{type(rule).__name__}.{method}", "a dict of tensors by name", value))
-    return {name: one.detach() for name, one in value.items()}
+    return {name: tensor.detach() for name, tensor in value.items()}

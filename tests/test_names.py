@@ -1,0 +1,64 @@
+"""Names say what a thing is: a class is a noun and has its name for itself, a local is named for the thing.
+
+The C++ sources have the same test in tests/csrc.
+"""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "fastagg"
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+UNNAMED = ("durable", "integrations", "page", "sim", "storage")  # rooms whose names are still to come
+# What the last word of a class's name must not be, besides participles: prepositions, pronouns, numbers and the like.
+NO_NOUNS = (
+    "About Above After Against Ahead Along Apart Around At Before Behind Below Beside Between By Coming For From In "
+    "Into Later Like Of Off On Out Over Past Through To Under Up With Without All Any Both Each It Its Many Mine Most "
+    "None One Other Own Several Some That There They This Those Where Which Whose Two Three Four Five Cut Drawn Found "
+    "Gives Given Has Heard Held Holds Kept Known Let Made Put Sent Taken Told Way"
+)
+# Published, and the papers' or the field's own.
+FIELD = {"Aligned", "AlreadyCounted", "RunFailed", "Calibrated", "Encoded", "Reentered"}
+LOCALS = {"found", "given", "it", "most", "one", "some", "way"}
+
+
+def classes() -> Iterator[tuple[Path, str]]:
+    for path, tree in TREES.items():
+        if path.relative_to(PACKAGE).parts[0] in UNNAMED:
+            continue
+        yield from ((path, node.name) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def is_noun(name: str) -> bool:
+    last = re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|\d+", name)[-1]
+    return last not in NO_NOUNS.split() and not (last.endswith("ed") and last not in ("Feed", "Seed"))
+
+
+def test_a_class_is_a_noun() -> None:
+    assert not [(str(path), name) for path, name in classes() if name not in FIELD and not is_noun(name)]
+    assert [is_noun(name) for name in ("Judged", "TaskOver", "Own", "PendingReceipt")] == [False, False, False, True]
+
+
+def test_a_class_has_its_name_for_itself() -> None:
+    rooms = defaultdict(set)
+    for path, name in classes():
+        rooms[name].add(path.relative_to(PACKAGE).parts[0])
+    assert not {name: places for name, places in rooms.items() if len(places) > 1}
+
+
+def bound(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a module binds: locals, parameters, loops' and comprehensions'."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def test_a_local_is_named_for_the_thing() -> None:
+    held = {path.relative_to(PACKAGE): LOCALS.intersection(bound(tree)) for path, tree in TREES.items()}
+    # `_checks.whole(least=, most=)`: the ends of a range
+    left = {str(path): names for path, names in held.items() if names and path.parts[0] not in UNNAMED}
+    assert left == {"_checks.py": {"most"}}
