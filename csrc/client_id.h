@@ -8,8 +8,8 @@
 namespace fastagg {
 
 struct ClientId {
-  enum Kind : uint8_t { kNumber, kName, kLarge };  // kLarge: 2^63 and above; some frameworks draw such ids
-  Kind kind = kNumber;
+  enum IdKind : uint8_t { kNumber, kName, kLarge };  // kLarge: 2^63 and above; some frameworks draw such ids
+  IdKind kind = kNumber;
   int64_t number = 0;  // kLarge: the bits of an unsigned number
   std::string name;    // UTF-8
 

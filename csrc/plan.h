@@ -20,8 +20,8 @@ namespace fastagg {
 enum Dtype : int { kFloat32 = 0, kFloat16, kBFloat16, kDtypes };
 // A whole update as it was encoded: `data` is its Wire. And on a device: `data` is its WireThere, in the host's memory,
 // with the device's addresses.
-constexpr Dtype kEncoded = static_cast<Dtype>(8), kEncodedThere = static_cast<Dtype>(9);
-struct WireThere : Wire {
+constexpr Dtype kEncoded = static_cast<Dtype>(8), kDeviceEncoded = static_cast<Dtype>(9);
+struct DeviceWire : Wire {
   const float* numbers = nullptr;  // that it stands for; null: they are let go
 };
 
@@ -86,21 +86,21 @@ struct RowJob {
 };
 
 // An update that waits for its round as it came, and what it is multiplied by.
-struct Held {
+struct WeightedUpdate {
   const Update* update;
   float by;
 };
 
 // What the updates of a round become where that is not their sum.
 class Runner;
-class Combine {
+class Combiner {
  public:
-  virtual ~Combine() = default;
+  virtual ~Combiner() = default;
   // Writes what each update is multiplied by as it is combined, which the runner may have to find out. Returns what
   // each update counts for by the rule, without its own factor; empty: elements are combined one by one. May refuse.
-  virtual std::vector<double> weigh(const std::vector<Held>& held, int64_t size, Runner& runner,
+  virtual std::vector<double> weigh(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner,
                                     float* weights) const = 0;
-  virtual Combining how(int64_t count) const = 0;
+  virtual CombineSetting how(int64_t count) const = 0;
 };
 
 // A place for a block of every update that waits, for as many threads as there are.
@@ -113,8 +113,8 @@ struct Buffer {
   float scale = 1.0f;  // what makes it a mean: 1/M or 1/sum of weights
   // flush on the CPU: updates that come between acc and the one of the step. With `combine`, D is what it makes of
   // them, and nothing else is read.
-  const std::vector<Held>* held = nullptr;
-  const Combine* combine = nullptr;
+  const std::vector<WeightedUpdate>* held = nullptr;
+  const Combiner* combine = nullptr;
   Desks* desks = nullptr;
 };
 
@@ -138,7 +138,7 @@ struct Sum {
 // Noise that a step adds to its direction (math/noise.h): `scale` times normal numbers of a standard deviation of
 // `deviation`, or that much of correlated noise: n <- n - sum of omega*past; each past <- theta*past + n.
 constexpr int kMostPast = 8;
-struct Past {
+struct PastNoise {
   float* values;
   float omega, theta;
 };
@@ -147,7 +147,7 @@ struct Noise {
   float deviation = 0.0f;  // 0: there is none
   float scale = 1.0f;
   int count = 0;
-  Past past[kMostPast]{};
+  PastNoise past[kMostPast]{};
 };
 
 // What becomes of a tensor that is turned towards the momentum. It ends before `end`.

@@ -15,7 +15,7 @@ class Runner {
   // [count, count], in double, on the diagonal and above it: the sums over all elements of the products of two updates,
   // each times what it is multiplied by; if `apart`, of the squares of their differences. `wanted`, [count, count]: the
   // pairs; null: all. At once, everywhere.
-  virtual std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted,
+  virtual std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted,
                                         bool apart) = 0;
   virtual void accumulate(const Update& update, const float* acc, double weight, float* out) = 0;
   virtual void recompute_sum(const Rows& rows, const float* weights, float* sum) = 0;

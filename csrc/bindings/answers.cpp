@@ -21,24 +21,24 @@ using engine::Engine;
 using engine::Numbers;
 
 // A receipt that is made before its answer is taken.
-py::object made_for(Shared& server, py::handle client, const Answer& answer) {
+py::object made_for(ServerObject& server, py::handle client, const Answer& answer) {
   py::object receipt = make<ReceiptObject>(server.receipts());
   receipt_in(receipt)->client = plain(client, answer.client).release().ptr();
   return receipt;
 }
 
 // Copies what a receipt needs. Cannot fail.
-void fill(Shared& server, const py::object& receipt, const Answer& answer) {
-  ReceiptObject* const one = receipt_in(receipt);
-  one->value = answer.receipt;
+void fill(ServerObject& server, const py::object& receipt, const Answer& answer) {
+  ReceiptObject* const made = receipt_in(receipt);
+  made->value = answer.receipt;
   if (server.log) {
-    one->journal = server.journal.inc_ref().ptr();
-    one->log = server.log.get();
+    made->journal = server.journal.inc_ref().ptr();
+    made->log = server.log.get();
   }
 }
 
 // Waits until the records of these answers are on the disk, as far as their senders wait for it.
-void wait_for_disk(const Shared& server, const Answer* answers, size_t count) {
+void wait_for_disk(const ServerObject& server, const Answer* answers, size_t count) {
   if (!server.log) return;
   uint64_t last = 0;
   for (size_t i = 0; i < count; ++i)
@@ -47,9 +47,9 @@ void wait_for_disk(const Shared& server, const Answer* answers, size_t count) {
 }
 
 // Reports how long answers took, if somebody wants to know. The answers count already, so nothing here may fail.
-class Watched {
+class AnswerTimer {
  public:
-  Watched(const Shared& server, size_t count) : server_(server), on_(server.slow < HUGE_VAL) {
+  AnswerTimer(const ServerObject& server, size_t count) : server_(server), on_(server.slow < HUGE_VAL) {
     if (!on_) return;
     delays_.reserve(count), tasks_.reserve(count);
     begun_ = std::chrono::steady_clock::now(), waited_ = log::Journal::waited();
@@ -72,7 +72,7 @@ class Watched {
   }
 
  private:
-  const Shared& server_;
+  const ServerObject& server_;
   const bool on_;
   std::vector<int64_t> delays_, tasks_;  // of each answer; 0: of no task
   std::chrono::steady_clock::time_point begun_;
@@ -94,10 +94,10 @@ void warn(const ClientId& client, const char* what) {
   }
 }
 
-Engine::Result receive(Shared& server, Answer* answers, size_t count) {
+Engine::Result receive(ServerObject& server, Answer* answers, size_t count) {
   Engine::Result result;
   {
-    const Released released(server.is_long());
+    const GilRelease released(server.is_long());
     result = with_engine(server, [&](Engine& engine) { return engine.receive(answers, count); });
   }
   if (result.majority)
@@ -113,34 +113,34 @@ Engine::Result receive(Shared& server, Answer* answers, size_t count) {
 }
 
 // An answer's numbers, if Python has read them; null: it has not.
-const Numbers* numbers_in(py::handle given) {
+const Numbers* numbers_in(py::handle numbers) {
   static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(py::type::of<Numbers>().ptr());
-  return Py_TYPE(given.ptr()) == type ? py::cast<const Numbers*>(given) : nullptr;
+  return Py_TYPE(numbers.ptr()) == type ? py::cast<const Numbers*>(numbers) : nullptr;
 }
 
 // None: they are refused by name, or of a type of its own that Python reads.
-std::optional<double> samples_of(py::handle given) {
-  if (given.is_none()) return std::nan("");
+std::optional<double> samples_of(py::handle samples) {
+  if (samples.is_none()) return std::nan("");
   double count = -1.0;
-  if (PyLong_CheckExact(given.ptr())) {
+  if (PyLong_CheckExact(samples.ptr())) {
     int overflow = 0;
-    count = static_cast<double>(PyLong_AsLongLongAndOverflow(given.ptr(), &overflow));
-  } else if (PyFloat_CheckExact(given.ptr())) {
-    count = PyFloat_AS_DOUBLE(given.ptr());
+    count = static_cast<double>(PyLong_AsLongLongAndOverflow(samples.ptr(), &overflow));
+  } else if (PyFloat_CheckExact(samples.ptr())) {
+    count = PyFloat_AS_DOUBLE(samples.ptr());
   }
   if (count == 0.0 || (count >= 1.0 / engine::kHeaviest && count <= engine::kHeaviest)) return count;
   return std::nullopt;
 }
 
 // Reads an answer's numbers. False: only Python can.
-bool read_update(Shared& server, py::handle given, Arrays& arrays, Answer& answer) {
-  if (const Numbers* const numbers = numbers_in(given)) {  // Python has read it
+bool read_update(ServerObject& server, py::handle update, Arrays& arrays, Answer& answer) {
+  if (const Numbers* const numbers = numbers_in(update)) {  // Python has read it
     static_cast<Numbers&>(answer) = *numbers;
     return true;
   }
   if (!server.reader) return false;
-  const Reader::Found found = server.reader->read(given, arrays, answer);
-  if (found == Reader::Found::kNo) return false;
+  const UpdateReader::UpdateForm form = server.reader->read(update, arrays, answer);
+  if (form == UpdateReader::UpdateForm::kNo) return false;
   if (server.device >= 0) {
     // Python joins many pieces, sends much, and copies for a log.
     constexpr int64_t kMostSent = int64_t{1} << 18;
@@ -167,15 +167,15 @@ bool is_plain(const py::object& answer) {
 
 // Reads the first fields of an answer: client, update, version, num_samples, task, offset, incarnation. False: only
 // Python can.
-bool read(Shared& server, PyObject* const* given, Arrays& arrays, Answer& answer) {
-  const std::optional<double> samples = samples_of(given[3]);
-  if (!samples || !read_update(server, given[1], arrays, answer)) return false;
+bool read(ServerObject& server, PyObject* const* arguments, Arrays& arrays, Answer& answer) {
+  const std::optional<double> samples = samples_of(arguments[3]);
+  if (!samples || !read_update(server, arguments[1], arrays, answer)) return false;
   answer.samples = *samples;
-  answer.client = id_of(given[0]);
-  answer.version = version_of(given[2], answer.client);
-  answer.task = task_id_of(given[4]);
-  answer.offset = offset_of(given[5]);
-  answer.incarnation = incarnation_of(given[6]);
+  answer.client = id_of(arguments[0]);
+  answer.version = version_of(arguments[2], answer.client);
+  answer.task = task_id_of(arguments[4]);
+  answer.offset = offset_of(arguments[5]);
+  answer.incarnation = incarnation_of(arguments[6]);
   return true;
 }
 
@@ -213,11 +213,11 @@ size_t readable(const Batch& batch, size_t begin) {
 }
 
 // Takes all answers: a receipt or an error for each. The lock may refuse some, too.
-void receive_all(Shared& server, Batch& batch) {
+void receive_all(ServerObject& server, Batch& batch) {
   const size_t count = batch.size();
   std::vector<Answer>& answers = batch.answers;
   const py::object no_memory = py::module_::import("fastagg.errors").attr("NO_MEMORY");
-  Watched watched(server, count);
+  AnswerTimer watched(server, count);
   for (size_t done = 0; done < count;) {
     if (batch.refusals[done]) {
       batch.set(done, batch.refusals[done]);
@@ -259,14 +259,14 @@ void receive_all(Shared& server, Batch& batch) {
 
 }  // namespace
 
-PyObject* take(Shared& server, PyObject* const* args) {
+PyObject* take(ServerObject& server, PyObject* const* args) {
   Arrays arrays(server.device);
   Answer answer;
-  PyObject* const* const given = args;
-  if (!read(server, given, arrays, answer)) return Py_NewRef(Py_None);
+  PyObject* const* const arguments = args;
+  if (!read(server, arguments, arrays, answer)) return Py_NewRef(Py_None);
   close_if_due(server);
-  py::object receipt = made_for(server, given[0], answer);
-  Watched watched(server, 1);
+  py::object receipt = made_for(server, arguments[0], answer);
+  AnswerTimer watched(server, 1);
   const Engine::Result result = receive(server, &answer, 1);
   if (result.failed) std::rethrow_exception(result.failed);
   if (result.refused) throw *result.refused;
@@ -279,13 +279,13 @@ PyObject* take(Shared& server, PyObject* const* args) {
 
 // Arguments: a list of fastagg.Answer; the function that reads one in Python, for those that only Python can read; the
 // list that outcomes are added to.
-PyObject* take_many(Shared& server, PyObject* const* args) {
+PyObject* take_many(ServerObject& server, PyObject* const* args) {
   const py::handle read_in_python(args[1]);
   Batch batch;
   batch.outcomes = py::reinterpret_borrow<py::list>(args[2]);
   batch.first = batch.outcomes.size();
-  for (const py::handle given : py::reinterpret_borrow<py::list>(args[0])) {
-    py::object answer = py::reinterpret_borrow<py::object>(given), refusal;
+  for (const py::handle entry : py::reinterpret_borrow<py::list>(args[0])) {
+    py::object answer = py::reinterpret_borrow<py::object>(entry), refusal;
     batch.arrays.emplace_back(server.device);
     Answer& taken = batch.answers.emplace_back();
     try {
@@ -306,16 +306,16 @@ PyObject* take_many(Shared& server, PyObject* const* args) {
   return Py_NewRef(Py_None);
 }
 
-py::object close_round(Shared& server, bool if_due) {
+py::object close_round(ServerObject& server, bool if_due) {
   engine::Receipt receipt;
   py::float_ rate(0.0);  // made before: nothing may fail after the step
   {
-    const Released released(server.is_long());
+    const GilRelease released(server.is_long());
     with_engine(server, [&](Engine& engine) { return engine.close_round(&receipt, if_due); });
   }
   if (std::isnan(receipt.step_size)) return py::none();
   if (server.log && server.log->waits(true)) {
-    const Released released(true);
+    const GilRelease released(true);
     server.log->wait(server.log->last());
   }
   reinterpret_cast<PyFloatObject*>(rate.ptr())->ob_fval = receipt.step_size;
@@ -336,9 +336,9 @@ void bind_numbers(py::module_& m) {
       .value("variance", ArrayRole::kVariance)
       .value("counter", ArrayRole::kCounter)
       .value("count", ArrayRole::kCount);
-  py::class_<Reader>(m, "Reader")
-      .def(py::init<const std::vector<std::tuple<py::object, Reader::Shape, ArrayRole>>&, bool, py::object, double,
-                    int64_t>(),
+  py::class_<UpdateReader>(m, "Reader")
+      .def(py::init<const std::vector<std::tuple<py::object, UpdateReader::ShapeVector, ArrayRole>>&, bool, py::object,
+                    double, int64_t>(),
            by_name, arg("parts"), arg("named"), arg("whole"), arg("limit"), arg("size"));
   // of an answer that Python has read; who sent it, and for which task, are arguments of `receive`
   py::class_<Numbers>(m, "Numbers")

@@ -13,9 +13,9 @@ namespace {
 using engine::Archive;
 
 // The fields of a state, and a dict.
-class Fields : public Archive {
+class DictArchive : public Archive {
  public:
-  Fields(py::dict given, bool loading) : Archive(loading), state(std::move(given)) {}
+  DictArchive(py::dict saved, bool loading) : Archive(loading), state(std::move(saved)) {}
   py::dict state;
 
   bool has(const char* name) const override { return !loads || !state.attr("get")(name).is_none(); }
@@ -44,7 +44,7 @@ class Fields : public Archive {
     state[name] = numbered ? py::object(array_of(numbers)) : all;
   }
   void group(const char* name, const std::function<void(Archive&)>& fields) override {
-    Fields inner(loads ? py::dict(state[name]) : py::dict(), loads);
+    DictArchive inner(loads ? py::dict(state[name]) : py::dict(), loads);
     fields(inner);
     if (!loads) state[name] = inner.state;
   }
@@ -54,27 +54,27 @@ class Fields : public Archive {
       state[name] = there ? tensor_of(vector, size) : py::none();
       return there;
     }
-    const py::object given = state[name];
-    if (given.is_none()) return false;
-    if (vector) tensor_of(vector, size).attr("copy_")(given);  // none: the rest of the state does not ask for it
+    const py::object value = state[name];
+    if (value.is_none()) return false;
+    if (vector) tensor_of(vector, size).attr("copy_")(value);  // none: the rest of the state does not ask for it
     return true;
   }
   void vectors(const char* name, std::vector<std::pair<int64_t, store::Vector>>& all, int64_t size) override {
     if (loads) {
-      for (const auto& [number, one] : py::dict(state[name]))
-        all.emplace_back(py::cast<int64_t>(number), vector_of(py::reinterpret_borrow<py::object>(one)));
+      for (const auto& [number, tensor] : py::dict(state[name]))
+        all.emplace_back(py::cast<int64_t>(number), vector_of(py::reinterpret_borrow<py::object>(tensor)));
       return;
     }
-    py::dict found;
-    for (const auto& [number, one] : all) found[py::int_(number)] = tensor_of(one, size);
-    state[name] = found;
+    py::dict tensors;
+    for (const auto& [number, data] : all) tensors[py::int_(number)] = tensor_of(data, size);
+    state[name] = tensors;
   }
   void held(const char* name, std::vector<engine::HeldUpdate>& updates) override {
     if (loads) return load_held(name, updates);
     py::list all;
-    for (const engine::HeldUpdate& one : updates) {
+    for (const engine::HeldUpdate& held : updates) {
       py::dict entry;
-      entry["by"] = one.by, entry["update"] = tensors_in(one.owner, one.update, true);
+      entry["by"] = held.by, entry["update"] = tensors_in(held.owner, held.update, true);
       all.append(entry);
     }
     state[name] = all;
@@ -104,30 +104,30 @@ class Fields : public Archive {
       state[name] = array_of(values);
       return;
     }
-    std::vector<T> given = vector_from<T>(state[name]);
-    if (given.size() != values.size()) throw std::invalid_argument("a column's length");
-    values = std::move(given);
+    std::vector<T> numbers = vector_from<T>(state[name]);
+    if (numbers.size() != values.size()) throw std::invalid_argument("a column's length");
+    values = std::move(numbers);
   }
   void load_held(const char* name, std::vector<engine::HeldUpdate>& updates) {
     const py::object pieces = py::module_::import("fastagg.storage.pieces").attr("stored_pieces");
-    for (const py::handle given : py::list(state[name])) {
-      const auto entry = py::reinterpret_borrow<py::dict>(given);
-      engine::HeldUpdate& one = updates.emplace_back();
+    for (const py::handle saved_entry : py::list(state[name])) {
+      const auto entry = py::reinterpret_borrow<py::dict>(saved_entry);
+      engine::HeldUpdate& held = updates.emplace_back();
       const py::object read = pieces(entry["update"]);
       const Update theirs = update_of(py::object(read.attr("native")));
-      one.by = py::cast<float>(entry["by"]);
+      held.by = py::cast<float>(entry["by"]);
       if (store::is_encoded(theirs)) {
-        one.update = theirs;
-        one.owner = std::const_pointer_cast<store::Encoded>(store::encoded_in(theirs));
+        held.update = theirs;
+        held.owner = std::const_pointer_cast<store::Encoded>(store::encoded_in(theirs));
         continue;
       }
-      one.owner = store::new_memory(theirs.size * 4 + static_cast<int64_t>(theirs.pieces.size()) * 4);
-      const auto* at = static_cast<const char*>(one.owner.get());
+      held.owner = store::new_memory(theirs.size * 4 + static_cast<int64_t>(theirs.pieces.size()) * 4);
+      const auto* at = static_cast<const char*>(held.owner.get());
       for (const Piece& piece : theirs.pieces) {
-        one.update.add(at, piece.size, piece.dtype);
+        held.update.add(at, piece.size, piece.dtype);
         at += (piece.size * (piece.dtype == kFloat32 ? 4 : 2) + 3) / 4 * 4;
       }
-      cpu::copy(theirs, one.update);
+      cpu::copy(theirs, held.update);
     }
   }
 };
@@ -135,13 +135,13 @@ class Fields : public Archive {
 }  // namespace
 
 py::dict saved(const std::function<void(Archive&)>& fields) {
-  Fields archive({}, false);
+  DictArchive archive({}, false);
   fields(archive);
   return archive.state;
 }
 
 void load(const py::dict& state, const std::function<void(Archive&)>& fields) {
-  Fields archive(state, true);
+  DictArchive archive(state, true);
   fields(archive);
 }
 

@@ -17,8 +17,8 @@ py::array_t<T> array_of(const std::vector<T>& values) {
 }
 
 template <typename T>
-std::vector<T> vector_from(const py::object& given) {
-  const py::array_t<T, py::array::c_style | py::array::forcecast> array(given);
+std::vector<T> vector_from(const py::object& object) {
+  const py::array_t<T, py::array::c_style | py::array::forcecast> array(object);
   return {array.data(), array.data() + array.size()};
 }
 

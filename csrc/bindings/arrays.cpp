@@ -15,53 +15,53 @@ namespace {
 
 // -- DLPack's structs, as its specification has them ----------------------------------------------------------------
 
-struct Device {
+struct DlpackDevice {
   int32_t type, id;
 };
 
-struct Type {
+struct DlpackType {
   uint8_t code, bits;
   uint16_t lanes;
 };
 
-struct Tensor {
+struct DlpackTensor {
   void* data;
-  Device device;
+  DlpackDevice device;
   int32_t dims;
-  Type type;
+  DlpackType type;
   int64_t *shape, *strides;
   uint64_t byte_offset;
 };
 
-struct Version {
+struct DlpackVersion {
   uint32_t major, minor;
 };
 
-struct Managed {  // the content of a capsule "dltensor"
-  Tensor tensor;
+struct ManagedTensor {  // the content of a capsule "dltensor"
+  DlpackTensor tensor;
   void* context;
-  void (*deleter)(Managed*);
+  void (*deleter)(ManagedTensor*);
 };
 
-struct Versioned {
-  Version version;
+struct VersionedTensor {
+  DlpackVersion version;
   void* context;
-  void (*deleter)(Versioned*);
+  void (*deleter)(VersionedTensor*);
   uint64_t flags;
-  Tensor tensor;
+  DlpackTensor tensor;
 };
 
-struct Header {
-  Version version;
-  Header* previous;
+struct ExchangeHeader {
+  DlpackVersion version;
+  ExchangeHeader* previous;
 };
 
-struct Exchange {
-  Header header;
-  int (*allocate)(Tensor*, Versioned**, void*, void (*)(void*, const char*, const char*));
-  int (*give)(void* object, Versioned** out);
-  int (*take)(Versioned*, void** object);
-  int (*look)(void* object, Tensor* out);
+struct DlpackExchange {
+  ExchangeHeader header;
+  int (*allocate)(DlpackTensor*, VersionedTensor**, void*, void (*)(void*, const char*, const char*));
+  int (*give)(void* object, VersionedTensor** out);
+  int (*take)(VersionedTensor*, void** object);
+  int (*look)(void* object, DlpackTensor* out);
   int (*stream)(int32_t type, int32_t id, void** out);
 };
 
@@ -77,52 +77,52 @@ constexpr uint32_t kMajor = 1;
 
 // -------------------------------------------------------------------------------------------------------------------
 
-struct Torch {
+struct TorchFunctions {
   PyTypeObject *tensor = nullptr, *parameter = nullptr, *ndarray = nullptr;
-  const Exchange* exchange = nullptr;
+  const DlpackExchange* exchange = nullptr;
   PyObject *from_dlpack = nullptr, *tensors = nullptr;
   PyObject *is_neg = nullptr, *storage = nullptr, *nbytes = nullptr, *offset = nullptr, *element_size = nullptr;
 };
 
-Torch torch;  // never released, like torch itself
+TorchFunctions torch;  // never released, like torch itself
 
 // Holds memory for a tensor. Torch destroys it with the last view of the tensor, on any thread and without the GIL.
 template <typename Shell>
-struct Held {
+struct TensorOwner {
   Shell shell{};
   int64_t shape, stride = 1;
   store::Owner owner;
 
-  Held(store::Owner held, void* data, int64_t count, Type type) : shape(count), owner(std::move(held)) {
+  TensorOwner(store::Owner held, void* data, int64_t count, DlpackType type) : shape(count), owner(std::move(held)) {
     shell.context = this;
-    shell.deleter = [](Shell* one) { delete static_cast<Held*>(one->context); };
+    shell.deleter = [](Shell* owned) { delete static_cast<TensorOwner*>(owned->context); };
     shell.tensor = {data, {kHost, 0}, 1, type, &shape, &stride, 0};
   }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
+  TensorOwner(const TensorOwner&) = delete;
+  TensorOwner& operator=(const TensorOwner&) = delete;
 };
 
-Type type_of(Element element) {
+DlpackType type_of(ElementType element) {
   switch (element) {
-    case Element::kFloat32: return {kFloat, 32, 1};
-    case Element::kFloat16: return {kFloat, 16, 1};
-    case Element::kBFloat16: return {kBrain, 16, 1};
-    case Element::kFloat64: return {kFloat, 64, 1};
-    case Element::kInt64: return {kSigned, 64, 1};
+    case ElementType::kFloat32: return {kFloat, 32, 1};
+    case ElementType::kFloat16: return {kFloat, 16, 1};
+    case ElementType::kBFloat16: return {kBrain, 16, 1};
+    case ElementType::kFloat64: return {kFloat, 64, 1};
+    case ElementType::kInt64: return {kSigned, 64, 1};
     default: return {kUnsigned, 8, 1};
   }
 }
 
-py::object made(store::Owner owner, void* data, int64_t count, Element element) {
-  const Type type = type_of(element);
+py::object made(store::Owner owner, void* data, int64_t count, ElementType element) {
+  const DlpackType type = type_of(element);
   void* object = nullptr;
   if (torch.exchange != nullptr) {
-    auto held = std::make_unique<Held<Versioned>>(std::move(owner), data, count, type);
+    auto held = std::make_unique<TensorOwner<VersionedTensor>>(std::move(owner), data, count, type);
     held->shell.version = torch.exchange->header.version;
     if (torch.exchange->take(&held.release()->shell, &object) != 0) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
   }
-  auto held = std::make_unique<Held<Managed>>(std::move(owner), data, count, type);
+  auto held = std::make_unique<TensorOwner<ManagedTensor>>(std::move(owner), data, count, type);
   const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&held->shell, "dltensor", nullptr));
   if (!capsule) throw py::error_already_set();
   object = PyObject_CallOneArg(torch.from_dlpack, capsule.ptr());
@@ -134,8 +134,8 @@ py::object made(store::Owner owner, void* data, int64_t count, Element element) 
 
 // Calls a method of a tensor that returns a number. Returns -1 if it fails.
 int64_t ask(PyObject* object, PyObject* method) {
-  const auto found = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object, method));
-  const int64_t number = found ? PyLong_AsLongLong(found.ptr()) : -1;
+  const auto capsule = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object, method));
+  const int64_t number = capsule ? PyLong_AsLongLong(capsule.ptr()) : -1;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   return number;
 }
@@ -150,37 +150,37 @@ bool in_order(const int64_t* shape, const int64_t* strides, int32_t dims) {
   return true;
 }
 
-int64_t width_of(Element element) { return type_of(element).bits / 8; }
+int64_t width_of(ElementType element) { return type_of(element).bits / 8; }
 
-Element element_of(const Type& type) {
-  for (const Element one : {Element::kFloat32, Element::kFloat16, Element::kBFloat16, Element::kInt64,
-                            Element::kFloat64, Element::kBytes}) {
-    const Type known = type_of(one);
-    if (type.code == known.code && type.bits == known.bits && type.lanes == 1) return one;
+ElementType element_of(const DlpackType& type) {
+  for (const ElementType element : {ElementType::kFloat32, ElementType::kFloat16, ElementType::kBFloat16,
+                                    ElementType::kInt64, ElementType::kFloat64, ElementType::kBytes}) {
+    const DlpackType known = type_of(element);
+    if (type.code == known.code && type.bits == known.bits && type.lanes == 1) return element;
   }
-  return Element::kOther;
+  return ElementType::kOther;
 }
 
-py::object storage_of(py::handle given) {
-  auto storage = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(given.ptr(), torch.storage));
+py::object storage_of(py::handle array) {
+  auto storage = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(array.ptr(), torch.storage));
   if (!storage) PyErr_Clear();
   return storage;
 }
 
 // The address of a tensor of this form, in memory that `takes` accepts.
 template <typename Takes>
-const void* tensor_data(py::handle given, Element wanted, const int64_t* shape, int32_t dims, Takes takes) {
-  Memory found;
-  const bool fits = look(given, found) && found.element == wanted && found.dims == dims &&
-                    std::equal(shape, shape + dims, found.shape) && found.in_order && found.data != nullptr;
-  return fits && found.size > 0 && takes(found) && is_plain(given, found) ? found.data : nullptr;
+const void* tensor_data(py::handle tensor, ElementType wanted, const int64_t* shape, int32_t dims, Takes takes) {
+  ArrayMemory memory;
+  const bool fits = look(tensor, memory) && memory.element == wanted && memory.dims == dims &&
+                    std::equal(shape, shape + dims, memory.shape) && memory.in_order && memory.data != nullptr;
+  return fits && memory.size > 0 && takes(memory) && is_plain(tensor, memory) ? memory.data : nullptr;
 }
 
-const void* array_data(py::handle given, Element element, const int64_t* shape, int32_t dims,
+const void* array_data(py::handle array, ElementType element, const int64_t* shape, int32_t dims,
                        std::vector<Py_buffer>& views) {
-  const Type wanted = type_of(element);
+  const DlpackType wanted = type_of(element);
   Py_buffer view;
-  if (PyObject_GetBuffer(given.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
     return nullptr;
   }
@@ -213,47 +213,49 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, p
   torch.tensors = tensors.release().ptr();
   torch.exchange = nullptr;
   if (exchange.is_none()) return;
-  auto* found = static_cast<Header*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
-  if (found == nullptr) PyErr_Clear();
-  while (found != nullptr && found->version.major > kMajor) found = found->previous;
-  if (found == nullptr || found->version.major != kMajor) return;
-  torch.exchange = reinterpret_cast<const Exchange*>(found);
+  auto* header = static_cast<ExchangeHeader*>(PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
+  if (header == nullptr) PyErr_Clear();
+  while (header != nullptr && header->version.major > kMajor) header = header->previous;
+  if (header == nullptr || header->version.major != kMajor) return;
+  torch.exchange = reinterpret_cast<const DlpackExchange*>(header);
 }
 
-py::object tensor_of(const store::Owner& owner, void* data, int64_t count, Element element) {
+py::object tensor_of(const store::Owner& owner, void* data, int64_t count, ElementType element) {
   PyObject* const object = object_of(owner);
   const bool bytes = object != nullptr && ask(object, torch.element_size) == 1;
   // a vector that came from Python; what torch allocated for a device is bytes
-  if (object != nullptr && !(bytes && element == Element::kFloat32)) return py::reinterpret_borrow<py::object>(object);
+  if (object != nullptr && !(bytes && element == ElementType::kFloat32))
+    return py::reinterpret_borrow<py::object>(object);
   if (data == nullptr || count == 0) return made(owner, data, count, element);
   const py::tuple key = py::make_tuple(reinterpret_cast<uintptr_t>(data), count, static_cast<int>(element));
   const py::handle known(torch.tensors);
-  py::object found = known.attr("get")(key);
-  if (found.is_none()) {
-    found = bytes ? py::handle(object).attr("view")(py::module_::import("torch").attr("float32"))
+  py::object dtype = known.attr("get")(key);
+  if (dtype.is_none()) {
+    dtype = bytes ? py::handle(object).attr("view")(py::module_::import("torch").attr("float32"))
                   : made(owner, data, count, element);
-    known.attr("__setitem__")(key, found);
+    known.attr("__setitem__")(key, dtype);
   }
-  return found;
+  return dtype;
 }
 
 py::list tensors_in(const store::Owner& owner, const Update& update, bool stored) {
   if (store::is_encoded(update)) {
     const auto encoded = std::const_pointer_cast<store::Encoded>(store::encoded_in(update));
-    py::list one;
-    one.append(stored ? tensor_of(encoded, encoded->data(), encoded->nbytes, Element::kBytes) : py::cast(encoded));
-    return one;
+    py::list piece;
+    piece.append(stored ? tensor_of(encoded, encoded->data(), encoded->nbytes, ElementType::kBytes)
+                        : py::cast(encoded));
+    return piece;
   }
   // not the owner itself, which may be Python's object of all pieces
   const store::Owner all = std::make_shared<store::Owner>(owner);
-  py::list found;
+  py::list list;
   for (Piece piece : update.pieces) {
-    if (piece.dtype == kEncodedThere)
-      piece = {static_cast<const WireThere*>(piece.data)->numbers, piece.begin, piece.size, kFloat32};
-    found.append(
-        tensor_of(all, const_cast<void*>(piece.data), piece.size, static_cast<Element>(static_cast<int>(piece.dtype))));
+    if (piece.dtype == kDeviceEncoded)
+      piece = {static_cast<const DeviceWire*>(piece.data)->numbers, piece.begin, piece.size, kFloat32};
+    list.append(tensor_of(all, const_cast<void*>(piece.data), piece.size,
+                          static_cast<ElementType>(static_cast<int>(piece.dtype))));
   }
-  return found;
+  return list;
 }
 
 store::Vector vector_of(const py::object& tensor) {
@@ -264,10 +266,10 @@ store::Vector vector_of(const py::object& tensor) {
 
 bool is_fit_for_torch(py::handle capsule) {
   const auto named = [&](const char* name) { return PyCapsule_IsValid(capsule.ptr(), name) != 0; };
-  const Tensor* tensor = nullptr;
-  if (named("dltensor")) tensor = &static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
+  const DlpackTensor* tensor = nullptr;
+  if (named("dltensor")) tensor = &static_cast<ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
   if (named("dltensor_versioned")) {
-    auto* const versioned = static_cast<Versioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    auto* const versioned = static_cast<VersionedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
     if (versioned->version.major == kMajor) tensor = &versioned->tensor;
   }
   if (tensor == nullptr) return true;
@@ -281,59 +283,60 @@ bool is_fit_for_torch(py::handle capsule) {
   return reach < 0x1p62 && size < 0x1p62;
 }
 
-bool look(py::handle given, Memory& found) {
-  const PyTypeObject* const kind = Py_TYPE(given.ptr());
+bool look(py::handle array, ArrayMemory& memory) {
+  const PyTypeObject* const kind = Py_TYPE(array.ptr());
   if (kind != torch.tensor && kind != torch.parameter) return false;
   if (torch.exchange == nullptr || torch.exchange->look == nullptr) return false;
-  Tensor tensor{};
-  if (torch.exchange->look(given.ptr(), &tensor) != 0) {
+  DlpackTensor tensor{};
+  if (torch.exchange->look(array.ptr(), &tensor) != 0) {
     PyErr_Clear();  // the tensor has no memory of its own: it is sparse, or inside a torch.func transform
     return false;
   }
-  found = {tensor.data,
-           tensor.shape,
-           tensor.dims,
-           1,
-           element_of(tensor.type),
-           tensor.device.type == kHost,
-           false,
-           tensor.device.type == kCuda ? tensor.device.id : -1};
-  for (int32_t i = 0; i < tensor.dims; ++i) found.size *= tensor.shape[i];
-  found.in_order = found.size == 0 || tensor.strides == nullptr || in_order(tensor.shape, tensor.strides, tensor.dims);
+  memory = {tensor.data,
+            tensor.shape,
+            tensor.dims,
+            1,
+            element_of(tensor.type),
+            tensor.device.type == kHost,
+            false,
+            tensor.device.type == kCuda ? tensor.device.id : -1};
+  for (int32_t i = 0; i < tensor.dims; ++i) memory.size *= tensor.shape[i];
+  memory.in_order =
+      memory.size == 0 || tensor.strides == nullptr || in_order(tensor.shape, tensor.strides, tensor.dims);
   return tensor.byte_offset == 0;
 }
 
-bool is_plain(py::handle given, const Memory& found) {
-  if (ask(given.ptr(), torch.is_neg) != 0) return false;  // the imaginary part of a conjugate
-  if (found.size == 0) return true;
-  const py::object storage = storage_of(given);
+bool is_plain(py::handle array, const ArrayMemory& memory) {
+  if (ask(array.ptr(), torch.is_neg) != 0) return false;  // the imaginary part of a conjugate
+  if (memory.size == 0) return true;
+  const py::object storage = storage_of(array);
   if (!storage) return false;
-  const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(given.ptr(), torch.offset);
-  return begin >= 0 && held >= width_of(found.element) * (begin + found.size);  // less after resize_
+  const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(array.ptr(), torch.offset);
+  return begin >= 0 && held >= width_of(memory.element) * (begin + memory.size);  // less after resize_
 }
 
-bool has_memory(py::handle given, const Memory& found) {
-  if (found.size == 0) return true;
-  const int64_t begin = ask(given.ptr(), torch.offset);
+bool has_memory(py::handle array, const ArrayMemory& memory) {
+  if (memory.size == 0) return true;
+  const int64_t begin = ask(array.ptr(), torch.offset);
   return begin >= 0 &&
-         reinterpret_cast<uintptr_t>(found.data) != static_cast<uintptr_t>(begin * width_of(found.element));
+         reinterpret_cast<uintptr_t>(memory.data) != static_cast<uintptr_t>(begin * width_of(memory.element));
 }
 
 Arrays::~Arrays() {
   for (Py_buffer& view : views_) PyBuffer_Release(&view);
 }
 
-const void* Arrays::add(py::handle given, Element element, const int64_t* shape, int32_t dims) {
-  Lies lies = Lies::kHost;
-  const auto takes = [&](const Memory& found) {
-    if (device_ >= 0 && found.device == device_) lies = kDevice;
-    return lies == kDevice || found.on_host;
+const void* Arrays::add(py::handle array, ElementType element, const int64_t* shape, int32_t dims) {
+  MemoryPlace lies = MemoryPlace::kHost;
+  const auto takes = [&](const ArrayMemory& memory) {
+    if (device_ >= 0 && memory.device == device_) lies = kDevice;
+    return lies == kDevice || memory.on_host;
   };
-  const void* const data = Py_TYPE(given.ptr()) == torch.ndarray ? array_data(given, element, shape, dims, views_)
-                                                                 : tensor_data(given, element, shape, dims, takes);
+  const void* const data = Py_TYPE(array.ptr()) == torch.ndarray ? array_data(array, element, shape, dims, views_)
+                                                                 : tensor_data(array, element, shape, dims, takes);
   if (data == nullptr || (lies_ != kNowhere && lies_ != lies)) return nullptr;
   lies_ = lies;
-  held_.push_back(py::reinterpret_borrow<py::object>(given));
+  held_.push_back(py::reinterpret_borrow<py::object>(array));
   return data;
 }
 
@@ -342,7 +345,7 @@ store::Owner Arrays::owner([[maybe_unused]] int64_t nbytes) const {
   constexpr int64_t kKept = int64_t{1} << 20;  // as in csrc/engine/inspect_on_cuda.cpp
   if (nbytes > kKept) {
     const py::object stream = py::module_::import("torch.cuda").attr("current_stream")(device_);
-    for (const py::object& one : held_) one.attr("record_stream")(stream);
+    for (const py::object& tensor : held_) tensor.attr("record_stream")(stream);
     return nullptr;
   }
 #endif
@@ -355,11 +358,11 @@ void* current_stream(int32_t device) {
   static_cast<void>(device);
   return emulation::current_stream();
 #else
-  void* found = nullptr;
+  void* current = nullptr;
   if (torch.exchange != nullptr && torch.exchange->stream != nullptr &&
-      torch.exchange->stream(kCuda, device, &found) == 0)
-    return found;
-  const Holds held;  // an older torch
+      torch.exchange->stream(kCuda, device, &current) == 0)
+    return current;
+  const GilHolder held;  // an older torch
   const py::object stream = py::module_::import("torch.cuda").attr("current_stream")(device);
   return reinterpret_cast<void*>(py::cast<uintptr_t>(stream.attr("cuda_stream")));
 #endif

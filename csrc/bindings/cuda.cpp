@@ -9,39 +9,40 @@ namespace fastagg {
 
 void check_launch(const Update& update) {
   if (update.pieces.size() > cuda::kMostPieces)
-    throw Refused("update: expected at most " + std::to_string(cuda::kMostPieces) + " pieces on a CUDA device, got " +
-                  std::to_string(update.pieces.size()));
+    throw SettingError("update: expected at most " + std::to_string(cuda::kMostPieces) +
+                       " pieces on a CUDA device, got " + std::to_string(update.pieces.size()));
 }
 
 namespace {
 
 using py::arg;
 
-void read_row(const Rows& rows, int64_t slot, Address out, const cuda::Where& where) {
+void read_row(const Rows& rows, int64_t slot, Address out, const cuda::LaunchPlace& where) {
   check_slot(rows, slot);
   cuda::read_row(rows, slot, at(out), where);
 }
 
-void measure(const Update& update, const cuda::Against& against, Address scratch, Address sums,
-             const cuda::Where& where) {
+void measure(const Update& update, const cuda::DistanceBase& against, Address scratch, Address sums,
+             const cuda::LaunchPlace& where) {
   check_launch(update);
-  if ((against.x == nullptr) != (against.base == nullptr)) throw Refused("measure: x and base belong together");
+  if ((against.x == nullptr) != (against.base == nullptr)) throw SettingError("measure: x and base belong together");
   cuda::measure(update, against, at<double>(scratch), at<double>(sums), where);
 }
 
 cuda::Logits logits_of(Address values, const Batch& batch) { return {at(values), batch.first, batch.second}; }
 
-cuda::Targets targets_of(const Targets& given) {
-  const auto& [probs, labels, entropy, rows] = given;
+cuda::Targets targets_of(const Targets& targets) {
+  const auto& [probs, labels, entropy, rows] = targets;
   return {at(probs), at<int64_t>(labels), at<double>(entropy), rows};
 }
 
-void soft_targets(Address logits, double scale, const Batch& batch, const Targets& out, const cuda::Where& where) {
+void soft_targets(Address logits, double scale, const Batch& batch, const Targets& out,
+                  const cuda::LaunchPlace& where) {
   cuda::soft_targets(logits_of(logits, batch), scale, targets_of(out), where);
 }
 
 void distill(Address logits, const Batch& batch, const Targets& targets, const cuda::Loss& out,
-             const cuda::Where& where) {
+             const cuda::LaunchPlace& where) {
   cuda::distill(logits_of(logits, batch), targets_of(targets), out, where);
 }
 
@@ -51,12 +52,12 @@ cuda::Loss loss_of(Address which, std::pair<double, double> alpha, Address scrat
 
 void bind_device_structs(py::module_& m) {
   const py::kw_only by_name;
-  py::class_<cuda::Where>(m, "Where")
-      .def(py::init([](int device, Address stream) { return cuda::Where{device, at<void>(stream)}; }), by_name,
+  py::class_<cuda::LaunchPlace>(m, "Where")
+      .def(py::init([](int device, Address stream) { return cuda::LaunchPlace{device, at<void>(stream)}; }), by_name,
            arg("device"), arg("stream"));
-  py::class_<cuda::Against>(m, "Against")
-      .def(py::init([](Address x, Address base, bool inner) { return cuda::Against{at(x), at(base), inner}; }), by_name,
-           arg("x") = 0, arg("base") = 0, arg("inner") = false);
+  py::class_<cuda::DistanceBase>(m, "Against")
+      .def(py::init([](Address x, Address base, bool inner) { return cuda::DistanceBase{at(x), at(base), inner}; }),
+           by_name, arg("x") = 0, arg("base") = 0, arg("inner") = false);
   py::class_<cuda::Loss>(m, "Loss").def(py::init(&loss_of), by_name, arg("which"), arg("alpha"), arg("scratch"),
                                         arg("loss"), arg("gradient"));
 }
@@ -93,8 +94,8 @@ void bind_cuda(py::module_& m) {
   m.attr("cuda_version") = cuda::runtime_version();
   m.def("cuda_device_count", &cuda::device_count);
   m.def("cuda_answer", [] {
-    const cuda::Driver found = cuda::driver();
-    return std::make_tuple(found.devices, found.version, found.words);
+    const cuda::Driver driver = cuda::driver();
+    return std::make_tuple(driver.devices, driver.version, driver.words);
   });
 #if defined(FASTAGG_CUDA_EMULATED)
   m.attr("cuda_emulated") = true;  // built with tests/emulation, for tests

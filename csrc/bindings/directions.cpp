@@ -33,17 +33,17 @@ class DeviceMemory : public store::Memory {
       : queue(cuda::queue_on(device)), device_(device), allocate_(owner_of(std::move(allocate))) {}
 
   store::Vector bytes(int64_t nbytes) override {
-    const Holds held;
+    const GilHolder held;
     return vector_of(py::handle(object_of(allocate_))(nbytes));
   }
   void zero(void* at, int64_t nbytes) override {
-    in_order([&](const cuda::Where& where) { cuda::zero(at, nbytes, where); });
+    in_order([&](const cuda::LaunchPlace& where) { cuda::zero(at, nbytes, where); });
   }
   void copy(void* to, const void* from, int64_t nbytes) override {
-    in_order([&](const cuda::Where& where) { cuda::copy(to, from, nbytes, where); });
+    in_order([&](const cuda::LaunchPlace& where) { cuda::copy(to, from, nbytes, where); });
   }
   void put(void* to, const void* host, int64_t nbytes) override {
-    in_order([&](const cuda::Where& where) { cuda::copy_now(to, host, nbytes, where); });
+    in_order([&](const cuda::LaunchPlace& where) { cuda::copy_now(to, host, nbytes, where); });
   }
   void get(void* host, const void* from, int64_t nbytes) override { put(host, from, nbytes); }
   bool is_host() const override { return false; }
@@ -53,10 +53,10 @@ class DeviceMemory : public store::Memory {
  private:
   template <typename Act>
   void in_order(Act act) {
-    const cuda::Where where{device_, current_stream(device_)};
+    const cuda::LaunchPlace where{device_, current_stream(device_)};
     queue->begin(where.stream);
-    struct Ends {
-      ~Ends() { queue.end(); }
+    struct QueueEnd {
+      ~QueueEnd() { queue.end(); }
       cuda::Queue& queue;
     } const ends{*queue};
     act(where);
@@ -76,18 +76,19 @@ Place on_device(int device, py::function allocate) {
 
 std::shared_ptr<AllClients> all_clients(double sign, AllClients::Setting setting, const Rows& rows, uint64_t seed,
                                         Address sum, std::shared_ptr<Resummation> resummation) {
-  if (setting.clients < 1) throw Refused("all clients: expected at least one");
-  if (rows.slots != setting.clients) throw Refused("all clients: expected a row for each");
+  if (setting.clients < 1) throw SettingError("all clients: expected at least one");
+  if (rows.slots != setting.clients) throw SettingError("all clients: expected a row for each");
   setting.seed = seed, setting.sum = at(sum);
   return std::make_shared<AllClients>(sign, setting, rows, std::move(resummation));
 }
 
-std::shared_ptr<Calibrated> calibrated(double sign, const Calibrated::Setting& setting, const Rows& rows,
-                                       const std::tuple<uint64_t, Address, Address>& where,
-                                       std::shared_ptr<Resummation> resummation) {
-  if (setting.clients < 1 || setting.capacity < 1) throw Refused("calibrated: expected at least one client and update");
+std::shared_ptr<CalibratedDirection> calibrated(double sign, const CalibratedDirection::Setting& setting,
+                                                const Rows& rows, const std::tuple<uint64_t, Address, Address>& where,
+                                                std::shared_ptr<Resummation> resummation) {
+  if (setting.clients < 1 || setting.capacity < 1)
+    throw SettingError("calibrated: expected at least one client and update");
   const auto& [seed, sum, acc] = where;
-  return std::make_shared<Calibrated>(sign, setting, rows, seed, at(sum), at(acc), std::move(resummation));
+  return std::make_shared<CalibratedDirection>(sign, setting, rows, seed, at(sum), at(acc), std::move(resummation));
 }
 
 // name -> the settings that it has, and whether it compares whole updates
@@ -135,36 +136,38 @@ void bind_directions(py::module_& m) {
            }),
            arg("rows"), by_name, arg("memory"), arg("owner"))
       .def("nbytes", &Resummation::nbytes)
-      .def("state", [](Resummation& one) { return saved([&](Archive& archive) { one.fields(archive); }); })
-      .def("load", [](Resummation& one, const py::dict& state) {
-        load(state, [&](Archive& archive) { one.fields(archive); });
+      .def("state", [](Resummation& sum) { return saved([&](Archive& archive) { sum.fields(archive); }); })
+      .def("load", [](Resummation& sum, const py::dict& state) {
+        load(state, [&](Archive& archive) { sum.fields(archive); });
       });
 
   py::class_<DirectionState, std::shared_ptr<DirectionState>>(m, "Direction")
-      .def("state", [](DirectionState& one) { return saved([&](Archive& archive) { one.fields(archive); }); })
-      .def("load", [](DirectionState& one,
-                      const py::dict& state) { load(state, [&](Archive& archive) { one.fields(archive); }); })
+      .def("state",
+           [](DirectionState& direction) { return saved([&](Archive& archive) { direction.fields(archive); }); })
+      .def("load", [](DirectionState& direction,
+                      const py::dict& state) { load(state, [&](Archive& archive) { direction.fields(archive); }); })
       .def("nbytes", &DirectionState::nbytes);
-  py::class_<Single, DirectionState, std::shared_ptr<Single>>(m, "Single")
+  py::class_<SingleDirection, DirectionState, std::shared_ptr<SingleDirection>>(m, "Single")
       .def(py::init<double, bool, double>(), by_name, arg("sign"), arg("blend") = false, arg("divisor") = 0.0);
-  py::class_<Aligned, Single, std::shared_ptr<Aligned>>(m, "Aligned")
+  py::class_<AlignedDirection, SingleDirection, std::shared_ptr<AlignedDirection>>(m, "Aligned")
       .def(py::init([](double sign, std::array<double, 7> setting, std::vector<int64_t> ends) {
              const auto [rho, c_ok, k_s, k_d, kappa, beta_max, eps] = setting;
-             return std::make_shared<Aligned>(sign, Aligned::Setting{rho, c_ok, k_s, k_d, kappa, beta_max, eps},
-                                              std::move(ends));
+             return std::make_shared<AlignedDirection>(
+                 sign, AlignedDirection::Setting{rho, c_ok, k_s, k_d, kappa, beta_max, eps}, std::move(ends));
            }),
            by_name, arg("sign"), arg("setting"), arg("ends"));
-  py::class_<Combine, std::shared_ptr<Combine>>(m, "Combine");
-  py::class_<Robust, Combine, std::shared_ptr<Robust>>(m, "Robust")
+  py::class_<Combiner, std::shared_ptr<Combiner>>(m, "Combine");
+  py::class_<RobustCombiner, Combiner, std::shared_ptr<RobustCombiner>>(m, "Robust")
       .def(py::init([](const std::string& rule, const py::kwargs& settings) {
              using S = RobustSetting;
-             return Robust(rule, made_of<S>(settings, "trim", &S::trim, "f", &S::f, "keep", &S::keep, "iterations",
-                                            &S::iterations, "smoothing", &S::smoothing, "radius", &S::radius));
+             return RobustCombiner(rule,
+                                   made_of<S>(settings, "trim", &S::trim, "f", &S::f, "keep", &S::keep, "iterations",
+                                              &S::iterations, "smoothing", &S::smoothing, "radius", &S::radius));
            }),
            arg("rule"))
-      .def("check", &Robust::check);
+      .def("check", &RobustCombiner::check);
   m.attr("robust_rules") = facts_of_rules();
-  using Round = Buffered::Setting;
+  using Round = BufferedDirection::Setting;
   bind_fields<Round>(m, "BufferedSetting", "capacity", &Round::capacity, "synchronous", &Round::synchronous,
                      "closes_first", &Round::closes_first, "at_least", &Round::at_least, "grace", &Round::grace,
                      "divisor", &Round::divisor, "size", &Round::size, "combine", &Round::combine);
@@ -172,26 +175,28 @@ void bind_directions(py::module_& m) {
   bind_fields<Private>(m, "PrivacySetting", "noise", &Private::noise, "clip", &Private::clip, "quantile",
                        &Private::quantile, "rate", &Private::rate, "count_noise", &Private::count_noise, "omega",
                        &Private::omega, "theta", &Private::theta);
-  py::class_<Buffered, DirectionState, std::shared_ptr<Buffered>>(m, "Buffered")
+  py::class_<BufferedDirection, DirectionState, std::shared_ptr<BufferedDirection>>(m, "Buffered")
       .def(py::init(&engine::buffer_of), by_name, arg("sign"), arg("setting"), arg("memory"),
            arg("privacy") = py::none())
       .def("set_key",
-           [](Buffered& one, const std::string& bytes) {
+           [](BufferedDirection& buffered, const std::string& bytes) {
              ChaChaKey key;
-             if (one.is.privacy == nullptr || bytes.size() != sizeof key.words) throw Refused("a key has 32 bytes");
+             if (buffered.is.privacy == nullptr || bytes.size() != sizeof key.words)
+               throw SettingError("a key has 32 bytes");
              std::memcpy(key.words, bytes.data(), sizeof key.words);
-             one.is.privacy->set_key(key);
+             buffered.is.privacy->set_key(key);
            })
-      .def_property_readonly("key_id", [](Buffered& one) { return one.is.privacy->key_id(); })
-      .def_property_readonly("clip", [](Buffered& one) { return one.is.privacy->clip(); })
-      .def_property_readonly("room", &Buffered::room)
-      .def_property_readonly("total", &Buffered::total)
-      .def_property_readonly("holds_sum", [](const Buffered& one) { return static_cast<bool>(one.sum.acc); })
-      .def("bound_sum", [](Buffered& one, double bound) {
+      .def_property_readonly("key_id", [](BufferedDirection& buffered) { return buffered.is.privacy->key_id(); })
+      .def_property_readonly("clip", [](BufferedDirection& buffered) { return buffered.is.privacy->clip(); })
+      .def_property_readonly("room", &BufferedDirection::room)
+      .def_property_readonly("total", &BufferedDirection::total)
+      .def_property_readonly("holds_sum",
+                             [](const BufferedDirection& buffered) { return static_cast<bool>(buffered.sum.acc); })
+      .def("bound_sum", [](BufferedDirection& buffered, double bound) {
         check_bound(bound);
-        one.round.bound += bound;
+        buffered.round.bound += bound;
       });
-  py::class_<Ordered, DirectionState, std::shared_ptr<Ordered>>(m, "Ordered")
+  py::class_<OrderedDirection, DirectionState, std::shared_ptr<OrderedDirection>>(m, "Ordered")
       .def(py::init<std::shared_ptr<DirectionState>>(), arg("round"));
   using Setting = AllClients::Setting;
   bind_fields<Setting>(m, "AllClientsSetting", "clients", &Setting::clients, "full", &Setting::full, "direct",
@@ -201,12 +206,12 @@ void bind_directions(py::module_& m) {
            arg("resummation"));
   py::class_<Differences, DirectionState, std::shared_ptr<Differences>>(m, "Differences")
       .def(py::init([](double sign, int64_t clients, bool full, Address sum) {
-             if (clients < 1) throw Refused("differences: expected at least one client");
+             if (clients < 1) throw SettingError("differences: expected at least one client");
              return std::make_shared<Differences>(sign, clients, full, at(sum));
            }),
            by_name, arg("sign"), arg("clients"), arg("full"), arg("sum"));
-  py::class_<Calibrated, DirectionState, std::shared_ptr<Calibrated>> of_calibrated(m, "Calibrated");
-  using Calibration = Calibrated::Setting;
+  py::class_<CalibratedDirection, DirectionState, std::shared_ptr<CalibratedDirection>> of_calibrated(m, "Calibrated");
+  using Calibration = CalibratedDirection::Setting;
   bind_fields<Calibration>(m, "CalibratedSetting", "clients", &Calibration::clients, "capacity", &Calibration::capacity,
                            "from_start", &Calibration::from_start);
   of_calibrated.def(py::init(&calibrated), by_name, arg("sign"), arg("setting"), arg("rows"), arg("where"),

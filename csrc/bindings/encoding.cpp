@@ -13,7 +13,7 @@ using store::Encoded;
 // `count`: of a top-k's values.
 std::shared_ptr<Encoded> encode(const Update& update, const std::string& format, const std::string& values,
                                 int64_t count, const std::vector<int64_t>& ends, std::pair<uint64_t, uint64_t> key) {
-  const Released released;
+  const GilRelease released;
   const int place = named(format, WireFormats{}, "format");
   if (wire_facts(place).tensors) count = static_cast<int64_t>(ends.size());
   const auto made = Encoded::make(place, named(values, ValueCodecs{}, "values"), update.size, count);
@@ -26,17 +26,17 @@ std::shared_ptr<Encoded> encode(const Update& update, const std::string& format,
 
 // All bytes, which nobody may write to.
 py::array bytes_of(const py::object& self) {
-  const auto& one = py::cast<const Encoded&>(self);
-  py::array_t<uint8_t> found({one.nbytes}, {int64_t{1}}, one.bytes, self);
-  found.attr("flags").attr("writeable") = false;
-  return std::move(found);
+  const auto& encoded = py::cast<const Encoded&>(self);
+  py::array_t<uint8_t> bytes({encoded.nbytes}, {int64_t{1}}, encoded.bytes, self);
+  bytes.attr("flags").attr("writeable") = false;
+  return std::move(bytes);
 }
 
 py::list described(const std::vector<Encoded::Array>& arrays) {
-  py::list found;
+  py::list rows;
   for (const Encoded::Array& array : arrays)
-    found.append(py::make_tuple(kWireParts[array.part], array.type, array.count, array.begin));
-  return found;
+    rows.append(py::make_tuple(kWireParts[array.part], array.type, array.count, array.begin));
+  return rows;
 }
 
 }  // namespace
@@ -49,27 +49,28 @@ void bind_encoding(py::module_& to) {
   m.attr("formats") = formats;
   m.attr("values") = names_of(ValueCodecs{});
   py::class_<Encoded, std::shared_ptr<Encoded>>(m, "Encoded")
-      .def(py::init([](const py::buffer& given, bool own) {
-             const py::buffer_info info = given.request();
+      .def(py::init([](const py::buffer& buffer, bool own) {
+             const py::buffer_info info = buffer.request();
              if (info.ndim > 0 && (info.ndim != 1 || info.strides[0] != info.itemsize))
                throw Refusal(Why::kEncoding, "encoded update: bytes that do not lie one behind the other");
              // Nobody can write to an object of this type.
-             store::Owner owner = own || PyBytes_CheckExact(given.ptr()) ? owner_of(given) : nullptr;
-             const Released released;
+             store::Owner owner = own || PyBytes_CheckExact(buffer.ptr()) ? owner_of(buffer) : nullptr;
+             const GilRelease released;
              return Encoded::read(info.ptr, static_cast<int64_t>(info.size * info.itemsize), std::move(owner));
            }),
            arg("bytes"), arg("own") = false)
       .def_property_readonly(
-          "address", [](const Encoded& one) { return reinterpret_cast<uintptr_t>(static_cast<const Wire*>(&one)); })
+          "address",
+          [](const Encoded& update) { return reinterpret_cast<uintptr_t>(static_cast<const Wire*>(&update)); })
       .def_readonly("size", &Encoded::size)
       .def_readonly("count", &Encoded::count)
       .def_readonly("nbytes", &Encoded::nbytes)
       .def_property_readonly("format", [](const Encoded& update) { return wire_facts(update.format).name; })
       .def_property_readonly("bytes", &bytes_of)
-      .def("arrays", [](const Encoded& one) { return described(one.arrays()); })
-      .def("decode", [](const Encoded& one, Address out) {
-        const Released released;
-        cpu::accumulate(one.update(), nullptr, 1.0f, at(out));
+      .def("arrays", [](const Encoded& update) { return described(update.arrays()); })
+      .def("decode", [](const Encoded& update, Address out) {
+        const GilRelease released;
+        cpu::accumulate(update.update(), nullptr, 1.0f, at(out));
       });
   m.def(
       "layout",

@@ -16,48 +16,48 @@ using engine::Engine;
 using py::arg;
 
 // For Python: `with engine.reading:` and `with engine.locked:`
-struct Block {
-  Block(std::shared_ptr<Shared> of, bool reads) : server(std::move(of)), held(*server, reads) {}
-  std::shared_ptr<Shared> server;
-  Held held;
+struct LockBlock {
+  LockBlock(std::shared_ptr<ServerObject> of, bool reads) : server(std::move(of)), held(*server, reads) {}
+  std::shared_ptr<ServerObject> server;
+  LockHolder held;
 };
 
 // -- functions without pybind11
 
-template <PyObject* (*Act)(Shared&, PyObject* const*), Py_ssize_t Count>
+template <PyObject* (*Act)(ServerObject&, PyObject* const*), Py_ssize_t Count>
 PyObject* entry(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   if (count != Count) {
     PyErr_SetString(PyExc_TypeError, "a wrong number of arguments");
     return nullptr;
   }
-  const Call call;
-  auto* const server = static_cast<std::shared_ptr<Shared>*>(PyCapsule_GetPointer(self, nullptr));
+  const PythonCall call;
+  auto* const server = static_cast<std::shared_ptr<ServerObject>*>(PyCapsule_GetPointer(self, nullptr));
   return guarded([&] {
     store::keep_reserve();
     return Act(**server, args);
   });
 }
 
-py::object function_of(const std::shared_ptr<Shared>& server, PyMethodDef* method) {
-  const py::capsule self(new std::shared_ptr<Shared>(server),
-                         [](void* held) { delete static_cast<std::shared_ptr<Shared>*>(held); });
+py::object function_of(const std::shared_ptr<ServerObject>& server, PyMethodDef* method) {
+  const py::capsule self(new std::shared_ptr<ServerObject>(server),
+                         [](void* held) { delete static_cast<std::shared_ptr<ServerObject>*>(held); });
   PyObject* const made = PyCFunction_New(method, self.ptr());
   if (made == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(made);
 }
 
 // A property that gives the function.
-template <PyObject* (*Act)(Shared&, PyObject* const*), Py_ssize_t Count>
+template <PyObject* (*Act)(ServerObject&, PyObject* const*), Py_ssize_t Count>
 auto quick(const char* name) {
-  auto* const found = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<Act, Count>));
-  static PyMethodDef def{name, found, METH_FASTCALL, nullptr};
-  return [](const std::shared_ptr<Shared>& server) { return function_of(server, &def); };
+  auto* const function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<Act, Count>));
+  static PyMethodDef def{name, function, METH_FASTCALL, nullptr};
+  return [](const std::shared_ptr<ServerObject>& server) { return function_of(server, &def); };
 }
 
 // A property that is read with the lock.
 template <typename Of>
 auto read_by(Of of) {
-  return [of](Shared& server) { return reading(server, of); };
+  return [of](ServerObject& server) { return reading(server, of); };
 }
 
 // -- settings and state
@@ -81,29 +81,30 @@ engine::Staleness staleness_of(const std::string& weight, const std::string& rat
   return staleness;
 }
 
-std::shared_ptr<Shared> make_server(const engine::Settings& settings, std::shared_ptr<engine::DirectionState> direction,
-                                    const engine::OptimizerSettings& optimizer, uint64_t seed,
-                                    const engine::Place& place, const py::object& extension,
-                                    const engine::Extension::Asks& asks, const py::object& flat,
-                                    const py::dict& python) {
-  auto server = std::make_shared<Shared>();
-  std::shared_ptr<engine::Extension> given;
-  if (!extension.is_none()) given = extension_of(extension, asks, settings.size);
-  server->engine = std::make_shared<Engine>(settings, std::move(direction), optimizer, seed, place, std::move(given),
-                                            vector_of(flat));
+std::shared_ptr<ServerObject> make_server(const engine::Settings& settings,
+                                          std::shared_ptr<engine::DirectionState> direction,
+                                          const engine::OptimizerSettings& optimizer, uint64_t seed,
+                                          const engine::Place& place, const py::object& extension,
+                                          const engine::Extension::Callbacks& asks, const py::object& flat,
+                                          const py::dict& python) {
+  auto server = std::make_shared<ServerObject>();
+  std::shared_ptr<engine::Extension> functions;
+  if (!extension.is_none()) functions = extension_of(extension, asks, settings.size);
+  server->engine = std::make_shared<Engine>(settings, std::move(direction), optimizer, seed, place,
+                                            std::move(functions), vector_of(flat));
   server->size = settings.size;
   server->layout = python["layout"];
   server->task_type = python["task"];
   server->receipt_type = python["receipt"];
   server->has_control = py::cast<bool>(python["control"]);
   server->device = py::cast<int32_t>(python["device"]);
-  if (const py::object reader = python["reader"]; !reader.is_none()) server->reader = py::cast<Reader>(reader);
+  if (const py::object reader = python["reader"]; !reader.is_none()) server->reader = py::cast<UpdateReader>(reader);
   server->engine->model.state = owner_of(python["statistics"]);
   return server;
 }
 
 // The current version and its statistics, of the same moment. Neither changes any more.
-std::pair<store::Vector, store::Owner> current(Shared& server) {
+std::pair<store::Vector, store::Owner> current(ServerObject& server) {
   return reading(server, [](Engine& engine) {
     engine.follow();
     return std::make_pair(engine.model.share(), engine.model.state);
@@ -111,29 +112,29 @@ std::pair<store::Vector, store::Owner> current(Shared& server) {
 }
 
 // Another engine takes the place of this one, whose lock the caller holds. Who waits for this one goes there.
-void adopt(Shared& server, Shared& other) {
+void adopt(ServerObject& server, ServerObject& other) {
   const std::shared_ptr<Engine> before = server.engine;
   std::atomic_store(&server.engine, other.engine);
   before->lock.retire();
 }
 
-py::list tensors_of(const Shared& server, const std::vector<store::Vector>& vectors) {
-  py::list found;
+py::list tensors_of(const ServerObject& server, const std::vector<store::Vector>& vectors) {
+  py::list tensors;
   server.engine->follow();
-  for (const store::Vector& one : vectors) found.append(tensor_of(one, server.size));
-  return found;
+  for (const store::Vector& vector : vectors) tensors.append(tensor_of(vector, server.size));
+  return tensors;
 }
 
 // The direction that keeps updates until their round is complete; null: it is another one.
-engine::Ordered* ordered_of(const Shared& server) {
-  return dynamic_cast<engine::Ordered*>(server.engine->direction.get());
+engine::OrderedDirection* ordered_of(const ServerObject& server) {
+  return dynamic_cast<engine::OrderedDirection*>(server.engine->direction.get());
 }
 
-py::list waiting_of(const Shared& server) {
-  py::list found;
+py::list waiting_of(const ServerObject& server) {
+  py::list entries;
   server.engine->follow();
-  const engine::Ordered* const ordered = ordered_of(server);
-  if (ordered == nullptr) return found;
+  const engine::OrderedDirection* const ordered = ordered_of(server);
+  if (ordered == nullptr) return entries;
   for (const auto& [answer, brings] : ordered->waiting()) {
     py::dict entry;
     entry["client"] = to_python(answer.client);
@@ -143,16 +144,16 @@ py::list waiting_of(const Shared& server) {
     const auto here = server.device < 0 ? kept : engine::moved(kept, *server.engine->place.memory, false);
     entry["update"] = tensors_in(here.owner, here.update, true);
     entry["reported"] =
-        answer.reported ? py::cast(std::const_pointer_cast<engine::Reported>(answer.reported)) : py::none();
-    found.append(entry);
+        answer.reported ? py::cast(std::const_pointer_cast<engine::ReportedStatistics>(answer.reported)) : py::none();
+    entries.append(entry);
   }
-  return found;
+  return entries;
 }
 
-void load_waiting(Shared& server, const py::list& entries) {
-  std::vector<engine::Ordered::Waiting> all;
-  for (const py::handle given : entries) {
-    const auto entry = py::reinterpret_borrow<py::dict>(given);
+void load_waiting(ServerObject& server, const py::list& entries) {
+  std::vector<engine::OrderedDirection::WaitingAnswer> all;
+  for (const py::handle object : entries) {
+    const auto entry = py::reinterpret_borrow<py::dict>(object);
     auto& [answer, brings] = all.emplace_back();
     answer.client = id_of(entry["client"]);
     brings.start = brings.now = server.engine->ledger.now;
@@ -160,9 +161,10 @@ void load_waiting(Shared& server, const py::list& entries) {
     brings.share = py::cast<double>(entry["share"]), brings.norm = py::cast<double>(entry["norm"]);
     answer.update = update_of(py::object(entry["update"]).attr("native"));
     answer.owner = owner_of(entry["update"]);
-    if (!entry["reported"].is_none()) answer.reported = py::cast<std::shared_ptr<engine::Reported>>(entry["reported"]);
+    if (!entry["reported"].is_none())
+      answer.reported = py::cast<std::shared_ptr<engine::ReportedStatistics>>(entry["reported"]);
   }
-  if (engine::Ordered* const ordered = ordered_of(server)) ordered->load(std::move(all));
+  if (engine::OrderedDirection* const ordered = ordered_of(server)) ordered->load(std::move(all));
 }
 
 }  // namespace
@@ -170,18 +172,18 @@ void load_waiting(Shared& server, const py::list& entries) {
 void bind_engine(py::module_& m) {
   const py::kw_only by_name;
   using engine::Settings;
-  py::class_<Block>(m, "Block")
-      .def("__enter__", [](Block& block) { block.held.enter(); })
-      .def("__exit__", [](Block& block, const py::args&) { block.held.leave(); });
+  py::class_<LockBlock>(m, "Block")
+      .def("__enter__", [](LockBlock& block) { block.held.enter(); })
+      .def("__exit__", [](LockBlock& block, const py::args&) { block.held.leave(); });
   py::class_<engine::Staleness>(m, "Staleness")
       .def(py::init(&staleness_of), arg("weight"), arg("rate"), arg("settings"))
       .def("weight", &engine::Staleness::weight_of)
       .def("rate", &engine::Staleness::rate_of);
   m.attr("rates") = names_of(engine::Rates{});
   py::class_<engine::OptimizerSettings>(m, "Optimizer")
-      .def(py::init([](const std::string& kind, std::pair<double, double> betas, const py::kwargs& given) {
+      .def(py::init([](const std::string& kind, std::pair<double, double> betas, const py::kwargs& fields) {
              using S = engine::OptimizerSettings;
-             auto made = made_of<S>(given, "lr", &S::lr, "eps", &S::eps, "bias_correction", &S::bias_correction,
+             auto made = made_of<S>(fields, "lr", &S::lr, "eps", &S::eps, "bias_correction", &S::bias_correction,
                                     "coded", &S::coded, "eps_root", &S::eps_root, "weight_decay", &S::weight_decay,
                                     "decoupled_weight_decay", &S::decoupled, "initial", &S::initial, "period",
                                     &S::period, "look_ahead", &S::look_ahead);
@@ -199,83 +201,87 @@ void bind_engine(py::module_& m) {
                         &Settings::weighs_by_samples, "keeps_versions", &Settings::keeps_versions, "closes_early",
                         &Settings::closes_early, "folds", &Settings::folds, "staleness", &Settings::staleness,
                         "participation", &Settings::participation);
-  using Asks = engine::Extension::Asks;
-  bind_fields<Asks>(m, "Asks", "prepare", &Asks::prepare, "step", &Asks::step, "statistics", &Asks::statistics,
-                    "bounds", &Asks::bounds);
+  using Callbacks = engine::Extension::Callbacks;
+  bind_fields<Callbacks>(m, "Asks", "prepare", &Callbacks::prepare, "step", &Callbacks::step, "statistics",
+                         &Callbacks::statistics, "bounds", &Callbacks::bounds);
   bind_numbers(m);
-  const auto ledger = [](Shared& server) -> engine::Ledger& { return server.engine->ledger; };
-  py::class_<Shared, std::shared_ptr<Shared>>(m, "Engine")
+  const auto ledger = [](ServerObject& server) -> engine::Ledger& { return server.engine->ledger; };
+  py::class_<ServerObject, std::shared_ptr<ServerObject>>(m, "Engine")
       .def(py::init(&make_server), by_name, arg("settings"), arg("direction"), arg("optimizer"), arg("seed"),
            arg("place"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
       // for `with`: nobody else holds the lock meanwhile. A thread that holds it may read, and is otherwise refused
       .def_property_readonly(
-          "reading", [](const std::shared_ptr<Shared>& server) { return std::make_unique<Block>(server, true); })
+          "reading",
+          [](const std::shared_ptr<ServerObject>& server) { return std::make_unique<LockBlock>(server, true); })
       .def_property_readonly(
-          "locked", [](const std::shared_ptr<Shared>& server) { return std::make_unique<Block>(server, false); })
-      .def_property_readonly("holds_lock", [](const Shared& server) { return server.now()->lock.is_mine(); })
-      .def_property_readonly("callers_waiting", [](const Shared& server) { return server.now()->lock.waiting(); })
-      .def("most_waiting", [](Shared& server, int64_t most) { server.now()->lock.most_waiting = most; })
+          "locked",
+          [](const std::shared_ptr<ServerObject>& server) { return std::make_unique<LockBlock>(server, false); })
+      .def_property_readonly("holds_lock", [](const ServerObject& server) { return server.now()->lock.is_mine(); })
+      .def_property_readonly("callers_waiting", [](const ServerObject& server) { return server.now()->lock.waiting(); })
+      .def("most_waiting", [](ServerObject& server, int64_t limit) { server.now()->lock.most_waiting = limit; })
       .def_property_readonly("dispatch", quick<dispatch, 3>("dispatch"))
       .def_property_readonly("receive", quick<take, 7>("receive"))
       .def_property_readonly("receive_many", quick<take_many, 3>("receive_many"))
       .def("close_round", &close_round, arg("if_due") = false)
       .def_property_readonly("is_due", read_by([](Engine& engine) { return engine.is_due(); }))
-      .def_readwrite("by_time", &Shared::by_time)
+      .def_readwrite("by_time", &ServerObject::by_time)
       .def("hand_on", &hand_on)
       .def("forget",
-           [](Shared& server, py::handle given, py::handle version) {
-             const ClientId client = id_of(given);
-             std::optional<int64_t> one;
-             if (!version.is_none()) one = version_of(version, client);
-             with_engine(server, [&](Engine& engine) { engine.forget(client, one); });
+           [](ServerObject& server, py::handle name, py::handle version) {
+             const ClientId client = id_of(name);
+             std::optional<int64_t> number;
+             if (!version.is_none()) number = version_of(version, client);
+             with_engine(server, [&](Engine& engine) { engine.forget(client, number); });
            })
       .def("expire",
-           [](Shared& server, std::optional<int64_t> before) {
+           [](ServerObject& server, std::optional<int64_t> before) {
              return with_engine(server, [&](Engine& engine) { return engine.expire(before); });
            })
       .def_property(
           "lr", read_by([](Engine& engine) { return engine.optimizer.settings.lr; }),
-          [](Shared& server, double lr) { with_engine(server, [&](Engine& engine) { engine.set_rate(lr); }); })
-      .def("begin_incarnation",
-           [](Shared& server, int64_t version, uint64_t number) { server.engine->begin_incarnation(version, number); })
+          [](ServerObject& server, double lr) { with_engine(server, [&](Engine& engine) { engine.set_rate(lr); }); })
+      .def("begin_incarnation", [](ServerObject& server, int64_t version,
+                                   uint64_t number) { server.engine->begin_incarnation(version, number); })
       .def(
           "limit",
-          [](Shared& server, double lease, int64_t max_delay, int64_t open_per_client, int64_t clients) {
+          [](ServerObject& server, double lease, int64_t max_delay, int64_t open_per_client, int64_t clients) {
             server.engine->limit({lease, max_delay, open_per_client, clients});
           },
           by_name, arg("lease"), arg("max_delay"), arg("open_per_client"), arg("clients"))
       .def("execute", &execute, arg("operation"), arg("body"), arg("update"))
       .def("attach",
-           [](Shared& server, py::object journal) {
+           [](ServerObject& server, py::object journal) {
              server.log = py::cast<std::shared_ptr<log::Journal>>(journal);
              server.engine->records.attach(server.log);
              server.journal = std::move(journal);
            })
-      .def("cut_rows", [](Shared& server, std::shared_ptr<store::RowCut> cut) { server.engine->cut = std::move(cut); })
-      .def("watch",
-           [](Shared& server, double slow, py::object tell) { server.slow = slow, server.tell = std::move(tell); })
-      .def("measure", [](Shared& server) { server.engine->measure(); })
+      .def("cut_rows",
+           [](ServerObject& server, std::shared_ptr<store::RowCut> cut) { server.engine->cut = std::move(cut); })
+      .def("watch", [](ServerObject& server, double slow,
+                       py::object tell) { server.slow = slow, server.tell = std::move(tell); })
+      .def("measure", [](ServerObject& server) { server.engine->measure(); })
       // what Python asks for on the current stream, to read what the server holds, comes after the server's work
-      .def("follow", [](const Shared& server) { server.engine->follow(); })
-      .def_property_readonly("flat", [](Shared& server) { return tensor_of(current(server).first, server.size); })
+      .def("follow", [](const ServerObject& server) { server.engine->follow(); })
+      .def_property_readonly("flat", [](ServerObject& server) { return tensor_of(current(server).first, server.size); })
       // the same vector for the holder of the lock, who lets it go before: a later step may write to it
       .def_property_readonly("model",
-                             [](Shared& server) {
+                             [](ServerObject& server) {
                                server.engine->follow();
                                return tensor_of(server.engine->model.current, server.size);
                              })
       .def("current",
-           [](Shared& server) {
+           [](ServerObject& server) {
              const auto [model, state] = current(server);
              return py::make_tuple(tensor_of(model, server.size), py::reinterpret_borrow<py::object>(object_of(state)));
            })
       .def("adopt", &adopt)
       .def_property_readonly("moments",
-                             [](const Shared& server) {
+                             [](const ServerObject& server) {
                                server.engine->follow();
                                return moments_of(server.engine->optimizer);
                              })
-      .def_property_readonly("moments_nbytes", [](const Shared& server) { return server.engine->optimizer.nbytes(); })
+      .def_property_readonly("moments_nbytes",
+                             [](const ServerObject& server) { return server.engine->optimizer.nbytes(); })
       .def_property_readonly("waiting", &waiting_of)
       .def("load_waiting", &load_waiting)
       .def_property_readonly("version", read_by([](Engine& engine) { return engine.ledger.now; }))
@@ -286,55 +292,57 @@ void bind_engine(py::module_& m) {
       // the ledger; the caller holds the lock
       .def(
           "find",
-          [](Shared& server, py::handle client, py::handle version, py::handle task, py::handle offset,
+          [](ServerObject& server, py::handle client, py::handle version, py::handle task, py::handle offset,
              py::handle incarnation) {
             engine::Answer asked;
             asked.client = id_of(client);
             asked.version = version_of(version, asked.client);
             asked.task = task_id_of(task), asked.offset = offset_of(offset);
             asked.incarnation = incarnation_of(incarnation);
-            const auto found = reading(server, [&](Engine& engine) { return engine.find(asked); });
-            return py::make_tuple(found.version, found.id);
+            const auto open_task = reading(server, [&](Engine& engine) { return engine.find(asked); });
+            return py::make_tuple(open_task.version, open_task.id);
           },
           arg("client"), arg("version") = py::none(), arg("task") = py::none(), arg("offset") = py::none(),
           arg("incarnation") = py::none())
       .def("check_client",
-           [ledger](Shared& server, py::handle client) {
+           [ledger](ServerObject& server, py::handle client) {
              const ClientId id = id_of(client);
              ledger(server).roster.clients.check(id);
              return plain(client, id);
            })
       .def("owed",
-           [ledger](Shared& server, py::handle client) {
+           [ledger](ServerObject& server, py::handle client) {
              const engine::Ledger& of = ledger(server);
              return of.roster.owed(of.place_of(id_of(client)));
            })
       .def_property_readonly("kept",
-                             [](const Shared& server) {
+                             [](const ServerObject& server) {
                                std::vector<store::Vector> kept;
                                for (const auto& [version, data] : server.engine->ledger.kept.all())
                                  kept.push_back(data);
                                return tensors_of(server, kept);
                              })
       .def_property_readonly(
-          "held_before", [](const Shared& server) { return tensors_of(server, server.engine->model.held_before()); })
-      .def_property_readonly("known", [ledger](Shared& server) { return ledger(server).roster.known; })
-      .def_property_readonly("open_tasks", [ledger](Shared& server) { return ledger(server).roster.tasks.count(); })
-      .def_property_readonly("expired", [ledger](Shared& server) { return ledger(server).leases.expired; })
-      .def_property_readonly("oldest_task", [ledger](Shared& server) { return ledger(server).leases.oldest(); })
-      .def_property_readonly("ledger_nbytes", [ledger](Shared& server) { return ledger(server).nbytes(); })
+          "held_before",
+          [](const ServerObject& server) { return tensors_of(server, server.engine->model.held_before()); })
+      .def_property_readonly("known", [ledger](ServerObject& server) { return ledger(server).roster.known; })
+      .def_property_readonly("open_tasks",
+                             [ledger](ServerObject& server) { return ledger(server).roster.tasks.count(); })
+      .def_property_readonly("expired", [ledger](ServerObject& server) { return ledger(server).leases.expired; })
+      .def_property_readonly("oldest_task", [ledger](ServerObject& server) { return ledger(server).leases.oldest(); })
+      .def_property_readonly("ledger_nbytes", [ledger](ServerObject& server) { return ledger(server).nbytes(); })
       .def_property(
-          "skew", [ledger](Shared& server) { return ledger(server).leases.skew; },
-          [ledger](Shared& server, double skew) { ledger(server).leases.skew = skew; })
+          "skew", [ledger](ServerObject& server) { return ledger(server).leases.skew; },
+          [ledger](ServerObject& server, double skew) { ledger(server).leases.skew = skew; })
       .def("tasks",
-           [ledger](Shared& server) {
+           [ledger](ServerObject& server) {
              auto state = ledger(server).state();
              const bool numbered = server.engine->settings.clients >= 0;
              return saved([&](engine::Archive& archive) { state.fields(archive, numbered, server.size); });
            })
-      .def("load_tasks", [ledger](Shared& server, const py::dict& given) {
+      .def("load_tasks", [ledger](ServerObject& server, const py::dict& tasks) {
         engine::Ledger::State state;
-        load(given, [&](engine::Archive& archive) { state.fields(archive, false, server.size); });
+        load(tasks, [&](engine::Archive& archive) { state.fields(archive, false, server.size); });
         ledger(server).load(state);
       });
 }

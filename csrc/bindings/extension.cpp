@@ -41,8 +41,8 @@ void set_value(const py::object& cell, py::object value) {
 py::object cell_of(const py::object& object, const py::object& name) {
   const py::object own = py::getattr(object, "__dict__", py::none());
   if (PyDict_Check(own.ptr())) {
-    py::object found = item_of(own, py::str("_{}_cell").format(name));
-    if (found && py::isinstance<Cell>(found)) return found;
+    py::object cell = item_of(own, py::str("_{}_cell").format(name));
+    if (cell && py::isinstance<Cell>(cell)) return cell;
   }
   throw Refusal(Why::kSetting, py::cast<std::string>(py::str(py::type::handle_of(object))) + ": its state '" +
                                    py::cast<std::string>(py::str(name)) +
@@ -51,23 +51,23 @@ py::object cell_of(const py::object& object, const py::object& name) {
 
 // What Python has prepared: (an object, the name of an attribute that is Swapped, its next value), or (a vector of
 // int64, an index, its next value).
-class Moves : public engine::Change {
+class PointerMoves : public engine::Change {
  public:
-  explicit Moves(py::object moves, py::object finish = py::none())
+  explicit PointerMoves(py::object moves, py::object finish = py::none())
       : moves_(owner_of(std::move(moves))), finish_(owner_of(std::move(finish))) {
     find();
   }
-  ~Moves() override {
+  ~PointerMoves() override {
     if (Py_IsInitialized() == 0) {
       in_.release();  // Python's objects are gone
       return;
     }
-    const Holds held;
+    const GilHolder held;
     release();
   }
 
   void finish(const store::Vector& model, int64_t size) override {
-    const Holds held;
+    const GilHolder held;
     py::handle(object_of(finish_))(tensor_of(model, size));
     release();
     in_ = std::make_unique<std::vector<py::object>>();
@@ -93,11 +93,11 @@ class Moves : public engine::Change {
       pointers.back().second = Py_NewRef(value.ptr());
       in_->push_back(std::move(cell));
     } else {
-      const py::object given = move[0];
+      const py::object act = move[0];
       const auto at = py::cast<py::ssize_t>(move[1]);
-      if (!py::isinstance<py::array_t<int64_t>>(given))
+      if (!py::isinstance<py::array_t<int64_t>>(act))
         throw Refusal(Why::kSetting, "a move of an item: expected a NumPy array of int64");
-      auto vector = py::reinterpret_borrow<py::array_t<int64_t>>(given);
+      auto vector = py::reinterpret_borrow<py::array_t<int64_t>>(act);
       if (vector.ndim() != 1 || !vector.writeable() || at < 0 || at >= vector.size())
         throw Refusal(Why::kSetting, "a move of an item: no item " + std::to_string(at) + " that can be written");
       numbers.emplace_back(vector.mutable_data(at), py::cast<int64_t>(move[2]));
@@ -109,7 +109,7 @@ class Moves : public engine::Change {
     const auto let_go = std::exchange(pointers, {});
     numbers.clear();
     // whoever has read a pointer has taken a reference of his own when this is entered
-    for (const py::object& one : *in) const py::scoped_critical_section alone(one);
+    for (const py::object& object : *in) const py::scoped_critical_section alone(object);
     for (const auto& [place, value] : let_go) Py_XDECREF(static_cast<PyObject*>(value));
   }
 
@@ -118,7 +118,7 @@ class Moves : public engine::Change {
 };
 
 // What Python returns from `prepare`.
-struct Found : Findings {
+struct PreparedFindings : Findings {
   py::object pieces = py::none();  // to step along
   py::object moves = py::none(), finish = py::none();
 };
@@ -140,59 +140,60 @@ py::object extra_of(const void* extra) {
 
 class PythonExtension : public Extension {
  public:
-  PythonExtension(py::object object, const Asks& given, int64_t size)
+  PythonExtension(py::object object, const Callbacks& asked, int64_t size)
       : object_(owner_of(std::move(object))), size_(size) {
-    asks = given;
+    asks = asked;
   }
 
   py::handle object() const { return object_of(object_); }
 
   Findings prepare(Question question) override {
-    const Holds held;
+    const GilHolder held;
     const py::object answer = call("prepare")(std::move(question));
     if (answer.is_none()) return {};
-    auto& found = py::cast<Found&>(answer);
-    found.finishes = !found.finish.is_none();
-    if (!found.pieces.is_none()) found.update = update_of(found.pieces.attr("native"));
-    found.owner = owner_of(found.pieces);
-    if (found.finishes || !found.moves.is_none()) found.change = std::make_unique<Moves>(found.moves, found.finish);
-    return static_cast<Findings&&>(found);
+    auto& findings = py::cast<PreparedFindings&>(answer);
+    findings.finishes = !findings.finish.is_none();
+    if (!findings.pieces.is_none()) findings.update = update_of(findings.pieces.attr("native"));
+    findings.owner = owner_of(findings.pieces);
+    if (findings.finishes || !findings.moves.is_none())
+      findings.change = std::make_unique<PointerMoves>(findings.moves, findings.finish);
+    return static_cast<Findings&&>(findings);
   }
 
   std::optional<double> weight(int64_t delay) override {
-    const Holds held;
+    const GilHolder held;
     return py::cast<std::optional<double>>(call("weight")(delay));
   }
 
   double rate(double lr, const std::vector<int64_t>& delays) override {
-    const Holds held;
+    const GilHolder held;
     return py::cast<double>(call("rate")(lr, delays));
   }
 
-  Stepped step(const store::Vector& direction, const store::Vector& model, double lr, int64_t round) override {
-    const Holds held;
-    const py::tuple found = call("step")(tensor_of(direction, size_), tensor_of(model, size_), lr, round);
-    return {vector_of(found[0]), std::make_unique<Moves>(found[1])};
+  StepResult step(const store::Vector& direction, const store::Vector& model, double lr, int64_t round) override {
+    const GilHolder held;
+    const py::tuple stepped = call("step")(tensor_of(direction, size_), tensor_of(model, size_), lr, round);
+    return {vector_of(stepped[0]), std::make_unique<PointerMoves>(stepped[1])};
   }
 
-  std::unique_ptr<engine::Change> statistics(const std::vector<engine::Statistics>& given,
+  std::unique_ptr<engine::Change> statistics(const std::vector<engine::Statistics>& updates,
                                              const std::vector<double>& shares, const char* outcome) override {
-    const Holds held;
+    const GilHolder held;
     py::list all;
-    for (const engine::Statistics& one : given) {
-      const py::object sent =
-          one.extra != nullptr ? extra_of(one.extra) : py::cast(one.reported, py::return_value_policy::reference);
-      all.append(py::make_tuple(sent, one.share, one.gain));
+    for (const engine::Statistics& update : updates) {
+      const py::object sent = update.extra != nullptr ? extra_of(update.extra)
+                                                      : py::cast(update.reported, py::return_value_policy::reference);
+      all.append(py::make_tuple(sent, update.share, update.gain));
     }
     py::object next = call("statistics")(all, shares, outcome);
     if (next.is_none()) return nullptr;
-    auto change = std::make_unique<Moves>(py::list(py::make_tuple(py::make_tuple(object(), "held", next))));
+    auto change = std::make_unique<PointerMoves>(py::list(py::make_tuple(py::make_tuple(object(), "held", next))));
     change->state = owner_of(std::move(next));
     return change;
   }
 
   engine::Bounds bounds(const store::Vector& model, const engine::OptimizerState& optimizer) override {
-    const Holds held;
+    const GilHolder held;
     const auto [of_model, m, v] =
         py::cast<std::tuple<double, double, double>>(call("bounds")(tensor_of(model, size_), moments_of(optimizer)));
     return {of_model, {m, v}};
@@ -208,16 +209,16 @@ class PythonExtension : public Extension {
 }  // namespace
 
 py::dict moments_of(const engine::OptimizerState& optimizer) {
-  py::dict found;
-  for (const auto& one : optimizer.moments()) {
-    const bool bytes = optimizer.settings.coded && std::string_view(one.name) != "units";
-    found[one.name] = bytes ? tensor_of(one.data.owner, one.data.data, one.nbytes, Element::kBytes)
-                            : tensor_of(one.data, one.nbytes / static_cast<int64_t>(sizeof(float)));
+  py::dict moments;
+  for (const auto& moment : optimizer.moments()) {
+    const bool bytes = optimizer.settings.coded && std::string_view(moment.name) != "units";
+    moments[moment.name] = bytes ? tensor_of(moment.data.owner, moment.data.data, moment.nbytes, ElementType::kBytes)
+                                 : tensor_of(moment.data, moment.nbytes / static_cast<int64_t>(sizeof(float)));
   }
-  return found;
+  return moments;
 }
 
-std::shared_ptr<Extension> extension_of(py::object object, const Extension::Asks& asks, int64_t size) {
+std::shared_ptr<Extension> extension_of(py::object object, const Extension::Callbacks& asks, int64_t size) {
   return std::make_shared<PythonExtension>(std::move(object), asks, size);
 }
 
@@ -235,18 +236,20 @@ Update update_of(const py::handle& pieces) {
 void bind_extension(py::module_& m) {
   const py::kw_only by_name;
   using py::arg;
-  py::class_<engine::Reported, std::shared_ptr<engine::Reported>>(m, "Reported")
-      .def_property_readonly("values", [](const engine::Reported& one) { return tensor_or_none(one.values, one.size); })
-      .def_readonly("counters", &engine::Reported::counters)
-      .def("added", [](const engine::Reported& one, const py::object& sum, float share) {
-        return tensor_or_none(engine::added(one, vector_of(sum).data, share), one.size);
+  py::class_<engine::ReportedStatistics, std::shared_ptr<engine::ReportedStatistics>>(m, "Reported")
+      .def_property_readonly(
+          "values",
+          [](const engine::ReportedStatistics& reported) { return tensor_or_none(reported.values, reported.size); })
+      .def_readonly("counters", &engine::ReportedStatistics::counters)
+      .def("added", [](const engine::ReportedStatistics& reported, const py::object& sum, float share) {
+        return tensor_or_none(engine::added(reported, vector_of(sum).data, share), reported.size);
       });
   // Functions make what each answer needs, because pybind11's own constructors end the process when there is no memory
   // for an object.
   m.def(
       "reported",
       [](const py::object& values, std::vector<int64_t> counters) {
-        auto made = std::make_shared<engine::Reported>();
+        auto made = std::make_shared<engine::ReportedStatistics>();
         made->values = vector_of(values);
         made->size = values.is_none() ? 0 : py::cast<int64_t>(values.attr("numel")());
         made->counters = std::move(counters);
@@ -254,31 +257,31 @@ void bind_extension(py::module_& m) {
       },
       by_name, arg("values"), arg("counters"));
   py::class_<Cell>(m, "Cell").def(py::init<>()).def_property("value", &value_of, &set_value);
-  py::class_<Found>(m, "Findings")
-      .def_readwrite("norm", &Found::norm)
-      .def_readwrite("weight", &Found::weight)
-      .def_readwrite("share", &Found::share)
-      .def_readwrite("reported_norm", &Found::reported_norm)
-      .def_readwrite("reported_weight", &Found::reported_weight)
-      .def_readwrite("drops", &Found::drops)
-      .def_readwrite("waits", &Found::waits)
-      .def_readwrite("gain", &Found::gain)
-      .def_readwrite("next_steps", &Found::next_steps)
-      .def_readwrite("update", &Found::pieces)
-      .def_readwrite("moves", &Found::moves)
-      .def_readwrite("finish", &Found::finish);
-  m.def("findings", [] { return std::make_unique<Found>(); });
+  py::class_<PreparedFindings>(m, "Findings")
+      .def_readwrite("norm", &PreparedFindings::norm)
+      .def_readwrite("weight", &PreparedFindings::weight)
+      .def_readwrite("share", &PreparedFindings::share)
+      .def_readwrite("reported_norm", &PreparedFindings::reported_norm)
+      .def_readwrite("reported_weight", &PreparedFindings::reported_weight)
+      .def_readwrite("drops", &PreparedFindings::drops)
+      .def_readwrite("waits", &PreparedFindings::waits)
+      .def_readwrite("gain", &PreparedFindings::gain)
+      .def_readwrite("next_steps", &PreparedFindings::next_steps)
+      .def_readwrite("update", &PreparedFindings::pieces)
+      .def_readwrite("moves", &PreparedFindings::moves)
+      .def_readwrite("finish", &PreparedFindings::finish);
+  m.def("findings", [] { return std::make_unique<PreparedFindings>(); });
   // Calls a function of this module, and makes moves if it has not failed: no signal's handler falls between them.
-  m.def("moving", [](py::object moves, const py::object& act, const py::args& given, const py::kwargs& named) {
-    Moves made(std::move(moves));
-    act(*given, **named);
+  m.def("moving", [](py::object moves, const py::object& act, const py::args& arguments, const py::kwargs& named) {
+    PointerMoves made(std::move(moves));
+    act(*arguments, **named);
     made.commit();
   });
   const auto vector = [](const store::Vector Question::* which) {
-    return [which](const Question& one) { return tensor_or_none(one.*which, one.update.size); };
+    return [which](const Question& question) { return tensor_or_none(question.*which, question.update.size); };
   };
   py::class_<Question>(m, "Question")
-      .def_property_readonly("client", [](const Question& one) { return to_python(one.client); })
+      .def_property_readonly("client", [](const Question& question) { return to_python(question.client); })
       .def_readonly("version", &Question::version)
       .def_readonly("now", &Question::now)
       .def_readonly("local_steps", &Question::local_steps)
@@ -289,19 +292,22 @@ void bind_extension(py::module_& m) {
       .def_property_readonly("update", &pieces_of)
       .def_property_readonly("model", vector(&Question::model))
       .def_property_readonly("kept", vector(&Question::kept))
-      .def_property_readonly("control",
-                             [](const Question& one) { return tensor_or_none(one.control, one.control_size); })
+      .def_property_readonly(
+          "control", [](const Question& question) { return tensor_or_none(question.control, question.control_size); })
       // |model - kept|^2, |update|^2 and the inner product of both, on the CPU
       .def("distances",
-           [](const Question& one, bool inner) {
+           [](const Question& question, bool inner) {
              const py::gil_scoped_release released;
-             const cpu::Distances found = cpu::distances(one.update, one.model.data, one.kept.data, inner);
-             return std::make_tuple(found.moved, found.update, found.inner);
+             const cpu::Distances distances =
+                 cpu::distances(question.update, question.model.data, question.kept.data, inner);
+             return std::make_tuple(distances.moved, distances.update, distances.inner);
            })
-      .def_property_readonly("has_base", [](const Question& one) { return static_cast<bool>(one.kept); })
-      .def_property_readonly(
-          "reported", [](const Question& one) { return std::const_pointer_cast<engine::Reported>(one.reported); })
-      .def_property_readonly("extra", [](const Question& one) { return extra_of(one.extra.get()); });
+      .def_property_readonly("has_base", [](const Question& question) { return static_cast<bool>(question.kept); })
+      .def_property_readonly("reported",
+                             [](const Question& question) {
+                               return std::const_pointer_cast<engine::ReportedStatistics>(question.reported);
+                             })
+      .def_property_readonly("extra", [](const Question& question) { return extra_of(question.extra.get()); });
 }
 
 }  // namespace fastagg::bindings

@@ -24,7 +24,8 @@ namespace py = pybind11;
 // The moments of an optimizer by name, as tensors.
 py::dict moments_of(const engine::OptimizerState& optimizer);
 
-std::shared_ptr<engine::Extension> extension_of(py::object object, const engine::Extension::Asks& asks, int64_t size);
+std::shared_ptr<engine::Extension> extension_of(py::object object, const engine::Extension::Callbacks& asks,
+                                                int64_t size);
 // The object that it was made with.
 py::handle python_of(const engine::Extension& extension);
 // Python's pieces (address, elements, type) of an update, which `owner` holds.

@@ -37,7 +37,7 @@ void or_sleep(Act act) {
 // than a second.
 constexpr std::chrono::milliseconds kQuiet{50}, kLongestEnd{1000};
 
-struct Calls {
+struct CallCount {
   std::atomic<uint64_t> begun{0}, ended{0};
   pid_t process = getpid();            // a forked child has none of the threads
   std::atomic<std::thread::id> first;  // the thread of the first call
@@ -58,12 +58,12 @@ void* look_for_signals(void* state) {
   return PyEval_SaveThread();
 }
 
-thread_local const Released* innermost = nullptr;  // of this thread
+thread_local const GilRelease* innermost = nullptr;  // of this thread
 
-struct LetsGo {
+struct GilUnlocker {
   void operator()(void* object) const noexcept {
-    if (Py_IsInitialized() == 0 || Released::keep(static_cast<PyObject*>(object))) return;
-    const Holds held;
+    if (Py_IsInitialized() == 0 || GilRelease::keep(static_cast<PyObject*>(object))) return;
+    const GilHolder held;
     Py_DECREF(static_cast<PyObject*>(object));
   }
 };
@@ -101,17 +101,17 @@ void raise_as(const char* name, const char* text) {
 
 }  // namespace
 
-Released::Released(bool worth) : state_(worth && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {
+GilRelease::GilRelease(bool worth) : state_(worth && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {
   if (state_ != nullptr) outer_ = std::exchange(innermost, this);
 }
-Released::~Released() {
+GilRelease::~GilRelease() {
   if (state_ == nullptr) return;
   innermost = outer_;
   end_waiting(state_);
   for (PyObject* object : gone_) Py_DECREF(object);
 }
 
-bool Released::keep(PyObject* object) noexcept {
+bool GilRelease::keep(PyObject* object) noexcept {
   if (innermost == nullptr || PyGILState_Check() != 0) return false;
   try {
     innermost->gone_.push_back(object);
@@ -121,12 +121,12 @@ bool Released::keep(PyObject* object) noexcept {
   }
 }
 
-Holds::Holds() : state_{} {
+GilHolder::GilHolder() : state_{} {
   or_sleep([this] { state_ = PyGILState_Ensure(); });
 }
-Holds::~Holds() { PyGILState_Release(state_); }
+GilHolder::~GilHolder() { PyGILState_Release(state_); }
 
-Call::Call() {
+PythonCall::PythonCall() {
   const std::thread::id mine = std::this_thread::get_id();
   ++calls.begun;  // before `ends` is read: the end counts this call, or this call sees the end
   if (const std::thread::id ends = calls.ends; ends != std::thread::id{} && ends != mine) {
@@ -138,7 +138,7 @@ Call::Call() {
   if (first == mine || (first == std::thread::id{} && calls.first.compare_exchange_strong(first, mine))) return;
   if (first != mine && !calls.several.load(std::memory_order_relaxed)) calls.several = true;
 }
-Call::~Call() { ++calls.ended; }
+PythonCall::~PythonCall() { ++calls.ended; }
 
 void end_calls() {
   using Clock = std::chrono::steady_clock;
@@ -150,7 +150,7 @@ void end_calls() {
   const auto open = [] { return calls.begun != calls.ended; };
   for (uint64_t came = calls.begun; Clock::now() < last && (open() || Clock::now() < since + kQuiet);) {
     {
-      const Released others;
+      const GilRelease others;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     if (calls.begun != came || open()) came = calls.begun, since = Clock::now();
@@ -158,27 +158,27 @@ void end_calls() {
 }
 
 py::object item_at(py::handle sequence, Py_ssize_t place) {
-  PyObject* const found = PySequence_GetItem(sequence.ptr(), place);
-  if (found == nullptr) PyErr_Clear();
-  return py::reinterpret_steal<py::object>(found);
+  PyObject* const item = PySequence_GetItem(sequence.ptr(), place);
+  if (item == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(item);
 }
 
 py::object item_of(py::handle dict, py::handle key) {
-  PyObject* const found = PyObject_GetItem(dict.ptr(), key.ptr());
-  if (found == nullptr) PyErr_Clear();
-  return py::reinterpret_steal<py::object>(found);
+  PyObject* const item = PyObject_GetItem(dict.ptr(), key.ptr());
+  if (item == nullptr) PyErr_Clear();
+  return py::reinterpret_steal<py::object>(item);
 }
 
 store::Owner owner_of(py::object object) {
   PyObject* const held = object.release().ptr();
-  return store::Owner(held, LetsGo{});
+  return store::Owner(held, GilUnlocker{});
 }
 
 PyObject* object_of(const store::Owner& owner) {
-  return std::get_deleter<LetsGo>(owner) == nullptr ? nullptr : static_cast<PyObject*>(owner.get());
+  return std::get_deleter<GilUnlocker>(owner) == nullptr ? nullptr : static_cast<PyObject*>(owner.get());
 }
 
-void install_waiting() { store::Blocking::install({&begin_waiting, &end_waiting, &look_for_signals}); }
+void install_waiting() { store::BlockingWait::install({&begin_waiting, &end_waiting, &look_for_signals}); }
 
 void set_error(const Refusal& refused) {
   raise_as(name_of(refused.why), refused.what());
@@ -201,7 +201,7 @@ void translate_current_exception() {
     error.set_error();
   } catch (const Refusal& refused) {
     bindings::set_error(refused);
-  } catch (const Refused& error) {
+  } catch (const SettingError& error) {
     raise_as("ConfigError", error.what());
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();

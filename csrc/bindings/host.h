@@ -20,28 +20,28 @@ constexpr int64_t kWorthReleasing = 32768;
 // Releases the GIL, if this thread has it and `worth`. When Python exits, it ends every thread that asks for the GIL
 // again by unwinding its C++ frames, which a destructor must not allow. Such a thread sleeps here until the process is
 // gone.
-class Released {
+class GilRelease {
  public:
-  explicit Released(bool worth = true);
-  Released(const Released&) = delete;
-  Released& operator=(const Released&) = delete;
-  ~Released();
+  explicit GilRelease(bool worth = true);
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+  ~GilRelease();
   // An object that is let go meanwhile, for when this thread has the GIL again: asking for it could take long.
   static bool keep(PyObject* object) noexcept;
 
  private:
   PyThreadState* state_;
-  const Released* outer_ = nullptr;
+  const GilRelease* outer_ = nullptr;
   mutable std::vector<PyObject*> gone_;
 };
 
 // Holds the GIL, whether or not this thread has it.
-class Holds {
+class GilHolder {
  public:
-  Holds();
-  Holds(const Holds&) = delete;
-  Holds& operator=(const Holds&) = delete;
-  ~Holds();
+  GilHolder();
+  GilHolder(const GilHolder&) = delete;
+  GilHolder& operator=(const GilHolder&) = delete;
+  ~GilHolder();
 
  private:
   PyGILState_STATE state_;
@@ -50,12 +50,12 @@ class Holds {
 // A call from Python that may take long or use tensors. Torch releases the GIL in its own methods, where a thread that
 // Python ends does not survive either: it takes the process along (abort). So the end of Python waits a moment for the
 // calls of other threads, and a thread that calls later sleeps.
-class Call {
+class PythonCall {
  public:
-  Call();
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-  ~Call();
+  PythonCall();
+  PythonCall(const PythonCall&) = delete;
+  PythonCall& operator=(const PythonCall&) = delete;
+  ~PythonCall();
 };
 // What the end of Python waits with (`atexit`).
 void end_calls();

@@ -8,48 +8,48 @@
 namespace fastagg::bindings {
 namespace {
 
-std::string text_of(py::handle given) {
-  PyObject* text = PyObject_ASCII(given.ptr());  // ASCII, so that it can be cut anywhere
+std::string text_of(py::handle name) {
+  PyObject* text = PyObject_ASCII(name.ptr());  // ASCII, so that it can be cut anywhere
   if (text == nullptr) {
     PyErr_Clear();  // an object of a user's class, or a number with thousands of digits
-    return std::string("of type ") + Py_TYPE(given.ptr())->tp_name;
+    return std::string("of type ") + Py_TYPE(name.ptr())->tp_name;
   }
-  std::string found = py::cast<std::string>(py::reinterpret_steal<py::object>(text));
-  if (found.size() > 80) found = found.substr(0, 77) + "...";
-  return found;
+  std::string utf8 = py::cast<std::string>(py::reinterpret_steal<py::object>(text));
+  if (utf8.size() > 80) utf8 = utf8.substr(0, 77) + "...";
+  return utf8;
 }
 
 // A whole number as Python's int; null for all else: True and False are no numbers.
-py::object whole_of(py::handle given) {
-  if (PyBool_Check(given.ptr())) return {};
-  auto found = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
-  if (!found) PyErr_Clear();
-  return found;
+py::object whole_of(py::handle number) {
+  if (PyBool_Check(number.ptr())) return {};
+  auto whole = py::reinterpret_steal<py::object>(PyNumber_Index(number.ptr()));
+  if (!whole) PyErr_Clear();
+  return whole;
 }
 
 [[noreturn]] void refuse(const std::string& text) { throw Refusal(Why::kUnknownClient, text); }
 
-ClientId name_of(py::handle given) {
-  if (PyUnicode_GET_LENGTH(given.ptr()) > kLongestName)
+ClientId name_of(py::handle name) {
+  if (PyUnicode_GET_LENGTH(name.ptr()) > kLongestName)
     refuse("client: expected an id of at most " + std::to_string(kLongestName) + " characters, got " +
-           std::to_string(PyUnicode_GET_LENGTH(given.ptr())));
+           std::to_string(PyUnicode_GET_LENGTH(name.ptr())));
   Py_ssize_t size = 0;
-  const char* text = PyUnicode_AsUTF8AndSize(given.ptr(), &size);
+  const char* text = PyUnicode_AsUTF8AndSize(name.ptr(), &size);
   if (text == nullptr) {
     PyErr_Clear();
-    refuse("client " + text_of(given) + ": its id is no valid text");
+    refuse("client " + text_of(name) + ": its id is no valid text");
   }
   return {ClientId::kName, 0, std::string(text, static_cast<size_t>(size))};
 }
 
 }  // namespace
 
-ClientId id_of(py::handle given) {
-  if (PyUnicode_Check(given.ptr())) return name_of(given);
-  const py::object index = whole_of(given);
+ClientId id_of(py::handle client) {
+  if (PyUnicode_Check(client.ptr())) return name_of(client);
+  const py::object index = whole_of(client);
   if (!index) {
-    const char* task = py::hasattr(given, "client") ? ", got a task; write task.client" : "";
-    refuse("client " + text_of(given) + ": expected an int or a str" + task);
+    const char* task = py::hasattr(client, "client") ? ", got a task; write task.client" : "";
+    refuse("client " + text_of(client) + ": expected an int or a str" + task);
   }
   int overflow = 0;
   const int64_t number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
@@ -71,46 +71,46 @@ py::object to_python(const ClientId& id) {
   return py::reinterpret_steal<py::object>(text);
 }
 
-py::object plain(py::handle given, const ClientId& id) {
-  const bool is_plain = PyLong_CheckExact(given.ptr()) || PyUnicode_CheckExact(given.ptr());
-  return is_plain ? py::reinterpret_borrow<py::object>(given) : to_python(id);
+py::object plain(py::handle client, const ClientId& id) {
+  const bool is_plain = PyLong_CheckExact(client.ptr()) || PyUnicode_CheckExact(client.ptr());
+  return is_plain ? py::reinterpret_borrow<py::object>(client) : to_python(id);
 }
 
-int64_t task_id_of(py::handle given) {
-  if (given.is_none()) return 0;
-  const py::object index = whole_of(given);
+int64_t task_id_of(py::handle object) {
+  if (object.is_none()) return 0;
+  const py::object index = whole_of(object);
   int overflow = 0;
   const int64_t id = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : 0;
   if (index) return overflow == 0 && id > 0 ? id : -1;
-  const char* task = py::hasattr(given, "client") ? "a task; write task.id" : nullptr;
-  throw Refusal(Why::kSetting, "task: expected a task's id, got " + (task == nullptr ? text_of(given) : task));
+  const char* task = py::hasattr(object, "client") ? "a task; write task.id" : nullptr;
+  throw Refusal(Why::kSetting, "task: expected a task's id, got " + (task == nullptr ? text_of(object) : task));
 }
 
-int64_t offset_of(py::handle given) {
-  if (given.is_none()) return -1;
-  const py::object index = whole_of(given);
+int64_t offset_of(py::handle object) {
+  if (object.is_none()) return -1;
+  const py::object index = whole_of(object);
   int overflow = 0;
   const int64_t offset = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : -1;
   if (index && overflow == 0 && offset >= 0) return offset;
-  throw Refusal(Why::kSetting, "offset: expected a whole number from 0 to 2^63 - 1, got " + text_of(given));
+  throw Refusal(Why::kSetting, "offset: expected a whole number from 0 to 2^63 - 1, got " + text_of(object));
 }
 
-int64_t version_of(py::handle given, const ClientId& client) {
-  if (given.is_none()) return engine::kLastSent;
-  const py::object index = whole_of(given);
+int64_t version_of(py::handle object, const ClientId& client) {
+  if (object.is_none()) return engine::kLastSent;
+  const py::object index = whole_of(object);
   int overflow = 0;
   const int64_t version = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : 0;
   if (!index)
     throw Refusal(Why::kUnknownVersion,
-                  "client " + shown(client) + ": version: expected a whole number, got " + text_of(given));
+                  "client " + shown(client) + ": version: expected a whole number, got " + text_of(object));
   if (overflow != 0) return overflow > 0 ? INT64_MAX : -INT64_MAX;  // no task has it
   return std::max(version, -INT64_MAX);
 }
 
-std::optional<uint64_t> incarnation_of(py::handle given) {
-  if (given.is_none()) return std::nullopt;
-  const py::object index = whole_of(given);
-  if (!index) throw Refusal(Why::kSetting, "incarnation: expected a whole number, got " + text_of(given));
+std::optional<uint64_t> incarnation_of(py::handle incarnation) {
+  if (incarnation.is_none()) return std::nullopt;
+  const py::object index = whole_of(incarnation);
+  if (!index) throw Refusal(Why::kSetting, "incarnation: expected a whole number, got " + text_of(incarnation));
   return PyLong_AsUnsignedLongLongMask(index.ptr());
 }
 

@@ -23,7 +23,7 @@ class PythonDisk : public Disk {
   void close(int file) noexcept override {
     try {
       tell(false, [&](py::handle disk) { disk.attr("close")(file); });
-    } catch (const DiskFailed&) {  // the file is not written to any more
+    } catch (const DiskError&) {  // the file is not written to any more
     }
   }
   uint64_t size(int file) override {
@@ -35,14 +35,14 @@ class PythonDisk : public Disk {
   void write(int file, std::vector<iovec>& buffers, uint64_t offset) override {
     tell(false, [&](py::handle disk) {
       py::list views;
-      for (const iovec& one : buffers)
-        views.append(py::memoryview::from_memory(one.iov_base, static_cast<py::ssize_t>(one.iov_len), true));
+      for (const iovec& buffer : buffers)
+        views.append(py::memoryview::from_memory(buffer.iov_base, static_cast<py::ssize_t>(buffer.iov_len), true));
       disk.attr("write")(file, views, offset);
     });
   }
   void write_block(int file, const void* data, size_t nbytes, uint64_t offset) override {
-    std::vector<iovec> one{{const_cast<void*>(data), nbytes}};
-    write(file, one, offset);
+    std::vector<iovec> buffer{{const_cast<void*>(data), nbytes}};
+    write(file, buffer, offset);
   }
   void sync(int file) override {
     tell(true, [&](py::handle disk) { disk.attr("sync")(file); });
@@ -58,21 +58,21 @@ class PythonDisk : public Disk {
   // `final`: if it fails, nothing in this folder can be relied on any more.
   template <typename Act>
   void tell(bool final, Act act) {
-    if (Py_IsInitialized() == 0) throw DiskFailed("Python has ended", true);
-    const Holds held;
+    if (Py_IsInitialized() == 0) throw DiskError("Python has ended", true);
+    const GilHolder held;
     try {
       act(py::handle(object_of(disk_)));
     } catch (py::error_already_set& error) {
       const bool of_disk = error.matches(PyExc_OSError);
       const std::string name = py::str(error.type().attr("__name__")), said = py::str(error.value());
-      throw DiskFailed((name + ": " + said).c_str(), final || !of_disk);
+      throw DiskError((name + ": " + said).c_str(), final || !of_disk);
     }
   }
   template <typename T, typename Act>
   T ask(bool final, Act act) {
-    T found{};
-    tell(final, [&](py::handle disk) { found = py::cast<T>(act(disk)); });
-    return found;
+    T value{};
+    tell(final, [&](py::handle disk) { value = py::cast<T>(act(disk)); });
+    return value;
   }
 
   store::Owner disk_;
@@ -80,19 +80,19 @@ class PythonDisk : public Disk {
 
 Digest digest_of(const std::string& bytes) {
   Digest digest;
-  if (bytes.size() != digest.size()) throw Refused("digest: expected 32 bytes");
+  if (bytes.size() != digest.size()) throw SettingError("digest: expected 32 bytes");
   std::memcpy(digest.data(), bytes.data(), bytes.size());
   return digest;
 }
 
-std::shared_ptr<Journal> begin_journal(py::object disk, const py::dict& given) {
-  using Start = Journal::Start;
+std::shared_ptr<Journal> begin_journal(py::object disk, const py::dict& settings) {
+  using Start = Journal::LogStart;
   Start start;
-  set_fields(start, given, "folder", &Start::folder, "folder_id", &Start::folder_id, "sequence", &Start::sequence,
+  set_fields(start, settings, "folder", &Start::folder, "folder_id", &Start::folder_id, "sequence", &Start::sequence,
              "number", &Start::number, "segment_bytes", &Start::segment_bytes, "pending_bytes", &Start::pending_bytes,
              "free", &Start::free, "place", &Start::place, "number_here", &Start::number_here);
-  start.digest = digest_of(py::cast<std::string>(given["digest"]));
-  for (const auto& [name, first] : py::cast<std::vector<std::pair<std::string, uint64_t>>>(given["busy"]))
+  start.digest = digest_of(py::cast<std::string>(settings["digest"]));
+  for (const auto& [name, first] : py::cast<std::vector<std::pair<std::string, uint64_t>>>(settings["busy"]))
     start.busy.push_back({name, first});
   std::unique_ptr<Disk> on;
   if (const py::object folder = disk.attr("descriptor"); folder.is_none()) {
@@ -118,11 +118,11 @@ Bytes bytes_in(py::object held) {
 std::shared_ptr<Reader> read_log(const std::vector<std::tuple<std::string, uint64_t, uint64_t, std::string>>& files,
                                  const py::function& load, uint64_t sequence, uint64_t folder,
                                  const std::string& digest, uint64_t end) {
-  std::vector<Reader::File> given;
+  std::vector<Reader::File> segments;
   for (const auto& [name, number, size, block] : files)
-    given.push_back({name, number, size, {block.begin(), block.end()}});
+    segments.push_back({name, number, size, {block.begin(), block.end()}});
   const auto loaded = [load](size_t file) { return bytes_in(load(file)); };
-  return std::make_shared<Reader>(given, loaded, Reader::After{sequence, folder, digest_of(digest), end});
+  return std::make_shared<Reader>(segments, loaded, Reader::ExpectedEnd{sequence, folder, digest_of(digest), end});
 }
 
 struct ReadRecord {
@@ -135,7 +135,7 @@ struct ReadRecord {
 
 py::object read_record(const std::optional<Record>& record) {
   if (!record) return py::none();
-  ReadRecord found{std::nullopt,
+  ReadRecord entry{std::nullopt,
                    "",
                    record->head.sequence,
                    record->head.length,
@@ -143,30 +143,30 @@ py::object read_record(const std::optional<Record>& record) {
                    record->begin,
                    py::reinterpret_borrow<py::object>(object_of(record->owner))};
   try {
-    found.operation = read(record->head.kind, record->body, record->head.length);
+    entry.operation = read(record->head.kind, record->body, record->head.length);
   } catch (const Refusal& refused) {
-    found.wrong = refused.what();
+    entry.wrong = refused.what();
   }
-  return py::cast(std::move(found));
+  return py::cast(std::move(entry));
 }
 
 py::dict described(const Operation& operation) {
-  py::dict found;
-  found["kind"] = name_of(operation.kind);
-  found["client"] = to_python(operation.client);
-  found["version"] = operation.version;
-  found["incarnation"] = operation.incarnation;
-  found["rate"] = operation.rate;
-  found["task"] = operation.task;
-  found["share"] = operation.share;
-  const Decided& said = operation.decided;
-  found["known"] = said.known != 0;
-  found["decided"] = py::make_tuple(said.applied != 0, int64_t{said.version}, double{said.step_size},
-                                    double{said.weight}, double{said.norm});
+  py::dict fields;
+  fields["kind"] = name_of(operation.kind);
+  fields["client"] = to_python(operation.client);
+  fields["version"] = operation.version;
+  fields["incarnation"] = operation.incarnation;
+  fields["rate"] = operation.rate;
+  fields["task"] = operation.task;
+  fields["share"] = operation.share;
+  const RecordedOutcome& said = operation.decided;
+  fields["known"] = said.known != 0;
+  fields["decided"] = py::make_tuple(said.applied != 0, int64_t{said.version}, double{said.step_size},
+                                     double{said.weight}, double{said.norm});
   py::list parts;
   for (const Part& part : operation.parts) parts.append(py::make_tuple(part.role, part.dtype, part.count));
-  found["parts"] = parts;
-  return found;
+  fields["parts"] = parts;
+  return fields;
 }
 
 }  // namespace
@@ -185,25 +185,25 @@ void bind_log(py::module_& m) {
   py::class_<Journal, std::shared_ptr<Journal>>(m, "Journal")
       .def(py::init(&begin_journal), arg("disk"), arg("start"))
       .def_property(
-          "mode", [](const Journal& one) { return static_cast<int>(one.mode.load()); },
-          [](Journal& one, const std::string& mode) {
-            one.mode = mode == "arrival" ? Journal::Mode::kArrival
-                       : mode == "step"  ? Journal::Mode::kStep
-                                         : Journal::Mode::kNone;
+          "mode", [](const Journal& journal) { return static_cast<int>(journal.mode.load()); },
+          [](Journal& journal, const std::string& mode) {
+            journal.mode = mode == "arrival" ? Journal::Mode::kArrival
+                           : mode == "step"  ? Journal::Mode::kStep
+                                             : Journal::Mode::kNone;
           })
       .def_property(
-          "max_waiting", [](const Journal& one) { return one.max_waiting.load(); },
-          [](Journal& one, int64_t most) { one.max_waiting = most; })
+          "max_waiting", [](const Journal& journal) { return journal.max_waiting.load(); },
+          [](Journal& journal, int64_t limit) { journal.max_waiting = limit; })
       .def("check", &Journal::check)
       .def("wait", &Journal::wait)
       .def("wait_written", &Journal::wait_written)
       .def("nudge", &Journal::nudge)
       .def("close", &Journal::close)
       .def("release",
-           [](Journal& one, uint64_t sequence) {
+           [](Journal& journal, uint64_t sequence) {
              try {
-               return one.release(sequence);
-             } catch (const DiskFailed& failed) {
+               return journal.release(sequence);
+             } catch (const DiskError& failed) {
                PyErr_SetString(PyExc_OSError, failed.what());
                throw py::error_already_set();
              }
@@ -213,68 +213,70 @@ void bind_log(py::module_& m) {
       .def_property_readonly("failure", &Journal::failure)
       .def_property_readonly("ended", &Journal::ended)
       .def("digest",
-           [](const Journal& one, uint64_t sequence) -> py::object {
-             const auto found = one.digest(sequence);
-             return found ? bytes_of(*found) : py::object(py::none());
+           [](const Journal& journal, uint64_t sequence) -> py::object {
+             const auto digest = journal.digest(sequence);
+             return digest ? bytes_of(*digest) : py::object(py::none());
            })
       .def("mark", &Journal::mark)
       .def_property_readonly("last", &Journal::last)
-      .def_property_readonly("durable", [](const Journal& one) { return one.durable.load(); })
-      .def_property_readonly("syncs", [](const Journal& one) { return one.syncs.load(); })
-      .def_property_readonly("groups", [](const Journal& one) { return one.groups.load(); })
-      .def_property_readonly("written", [](const Journal& one) { return one.written.load(); })
-      .def_property_readonly("pending", [](const Journal& one) { return one.pending.load(); })
-      .def_property_readonly("waiting", [](const Journal& one) { return one.waiting.load(); })
+      .def_property_readonly("durable", [](const Journal& journal) { return journal.durable.load(); })
+      .def_property_readonly("syncs", [](const Journal& journal) { return journal.syncs.load(); })
+      .def_property_readonly("groups", [](const Journal& journal) { return journal.groups.load(); })
+      .def_property_readonly("written", [](const Journal& journal) { return journal.written.load(); })
+      .def_property_readonly("pending", [](const Journal& journal) { return journal.pending.load(); })
+      .def_property_readonly("waiting", [](const Journal& journal) { return journal.waiting.load(); })
       .def_static("waited", &Journal::waited);
 
   m.def("keep_from_children", &store::keep_from_children);
   m.def("share", &store::share);
   py::class_<Operation>(m, "Operation")
-      .def_property_readonly("kind", [](const Operation& one) { return name_of(one.kind); })
-      .def_property_readonly("client", [](const Operation& one) { return to_python(one.client); })
+      .def_property_readonly("kind", [](const Operation& operation) { return name_of(operation.kind); })
+      .def_property_readonly("client", [](const Operation& operation) { return to_python(operation.client); })
       .def_readonly("version", &Operation::version)
       .def_readonly("rate", &Operation::rate)
       .def("describe", &described)
       .def("again",
-           [](const Operation& one, int64_t version, uint64_t incarnation) {
-             Operation made = one;
+           [](const Operation& operation, int64_t version, uint64_t incarnation) {
+             Operation made = operation;
              made.version = version, made.incarnation = incarnation, made.again = true;
              return made;
            })
-      .def_property_readonly("streamed", [](const Operation& one) -> py::object {
-        if (!one.streamed) return py::none();
-        return py::make_tuple(one.streamed->number, one.streamed->nbytes, one.streamed->crc, one.streamed->dtype);
+      .def_property_readonly("streamed", [](const Operation& operation) -> py::object {
+        if (!operation.streamed) return py::none();
+        return py::make_tuple(operation.streamed->number, operation.streamed->nbytes, operation.streamed->crc,
+                              operation.streamed->dtype);
       });
   py::class_<ReadRecord>(m, "Record")
-      .def_property_readonly("operation", [](const ReadRecord& one) { return one.operation; })
+      .def_property_readonly("operation", [](const ReadRecord& record) { return record.operation; })
       .def_readonly("wrong", &ReadRecord::wrong)
       .def_readonly("sequence", &ReadRecord::sequence)
       .def_readonly("length", &ReadRecord::length)
-      .def_property_readonly("place", [](const ReadRecord& one) { return py::make_tuple(one.segment, one.begin); })
+      .def_property_readonly("place",
+                             [](const ReadRecord& record) { return py::make_tuple(record.segment, record.begin); })
       .def_readonly("body", &ReadRecord::body);
   m.def("records_in", [](py::object held) {
-    py::list found;
-    for (const Record& record : records_in(bytes_in(std::move(held)))) found.append(read_record(record));
-    return found;
+    py::list parts;
+    for (const Record& record : records_in(bytes_in(std::move(held)))) parts.append(read_record(record));
+    return parts;
   });
   py::class_<Reader, std::shared_ptr<Reader>>(m, "Reader")
       .def(py::init(&read_log), by_name, arg("files"), arg("load"), arg("sequence"), arg("folder"), arg("digest"),
            arg("end"))
-      .def("next", [](Reader& one) { return read_record(one.next()); })
+      .def("next", [](Reader& reader) { return read_record(reader.next()); })
       .def_property_readonly("last", &Reader::last)
-      .def_property_readonly("digest", [](const Reader& one) { return bytes_of(one.digest()); })
+      .def_property_readonly("digest", [](const Reader& reader) { return bytes_of(reader.digest()); })
       .def_property_readonly("is_torn", &Reader::is_torn)
       .def_property_readonly("passed", &Reader::passed)
       .def_property_readonly("segments",
-                             [](const Reader& one) {
-                               py::list found;
-                               for (const Reader::Segment& segment : one.segments())
-                                 found.append(py::make_tuple(segment.number, segment.head.first));
-                               return found;
+                             [](const Reader& reader) {
+                               py::list tails;
+                               for (const Reader::Segment& segment : reader.segments())
+                                 tails.append(py::make_tuple(segment.number, segment.head.first));
+                               return tails;
                              })
       .def_property_readonly("mark", &Reader::mark)
-      .def_property_readonly("end",
-                             [](const Reader& one) { return py::make_tuple(one.segment(), one.place(), one.tail()); });
+      .def_property_readonly(
+          "end", [](const Reader& reader) { return py::make_tuple(reader.segment(), reader.place(), reader.tail()); });
 }
 
 }  // namespace fastagg::bindings

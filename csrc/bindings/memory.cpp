@@ -11,27 +11,28 @@ namespace py = pybind11;
 namespace fastagg::bindings {
 namespace {
 
-Address address_of(const Memory& found) { return reinterpret_cast<Address>(found.data); }
+Address address_of(const ArrayMemory& memory) { return reinterpret_cast<Address>(memory.data); }
 
 // look(tensor): the address, the elements and the type of a tensor of torch's own class, if it lies in the host's
 // memory as it is, contiguous and whole. None: Python has to look.
 PyObject* plain(PyObject*, PyObject* tensor) {
   return guarded([&] {
-    Memory found;
-    const bool fits = look(tensor, found) && found.on_host && found.in_order && is_plain(tensor, found);
+    ArrayMemory memory;
+    const bool fits = look(tensor, memory) && memory.on_host && memory.in_order && is_plain(tensor, memory);
     if (!fits) return Py_NewRef(Py_None);
-    return py::make_tuple(address_of(found), found.size, static_cast<int>(found.element)).release().ptr();
+    return py::make_tuple(address_of(memory), memory.size, static_cast<int>(memory.element)).release().ptr();
   });
 }
 
 // look_1d(tensor, elements, type): its address, if it is such a vector, or None.
-PyObject* vector_at(PyObject*, PyObject* const* given, Py_ssize_t count) {
+PyObject* vector_at(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
-    Memory found;
-    const bool fits = count == 3 && look(given[0], found) && found.on_host && found.in_order && found.dims == 1 &&
-                      found.size == PyLong_AsLongLong(given[1]) &&
-                      static_cast<long>(found.element) == PyLong_AsLong(given[2]) && has_memory(given[0], found);
-    return fits ? PyLong_FromUnsignedLongLong(address_of(found)) : Py_NewRef(Py_None);
+    ArrayMemory memory;
+    const bool fits = count == 3 && look(arguments[0], memory) && memory.on_host && memory.in_order &&
+                      memory.dims == 1 && memory.size == PyLong_AsLongLong(arguments[1]) &&
+                      static_cast<long>(memory.element) == PyLong_AsLong(arguments[2]) &&
+                      has_memory(arguments[0], memory);
+    return fits ? PyLong_FromUnsignedLongLong(address_of(memory)) : Py_NewRef(Py_None);
   });
 }
 
@@ -54,7 +55,7 @@ void bind_memory(py::module_& to) {
       "bytes",
       [](int64_t count, bool keep) {
         const store::Owner owner = store::new_memory(count, keep);
-        return tensor_of(owner, owner.get(), count, Element::kBytes);
+        return tensor_of(owner, owner.get(), count, ElementType::kBytes);
       },
       py::arg("count"), py::arg("keep"));
   m.def("trim", &store::trim);

@@ -20,13 +20,13 @@ extern const char* const fastagg_sources;  // a digest (cmake/digest.cmake)
 namespace {
 
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, Address out) {
-  if (first < 0 || count < 0 || first + count > update.size) throw Refused("copy: outside the update");
+  if (first < 0 || count < 0 || first + count > update.size) throw SettingError("copy: outside the update");
   py::gil_scoped_release release;
   cpu::copy(update, first, count, item, at<void>(out));
 }
 
 uint32_t crc32c(const Update& update, const std::vector<int64_t>& bytes, uint32_t before, bool in_software) {
-  if (bytes.size() != update.pieces.size()) throw Refused("crc32c: bytes of every piece are needed");
+  if (bytes.size() != update.pieces.size()) throw SettingError("crc32c: bytes of every piece are needed");
   py::gil_scoped_release release;
   for (size_t i = 0; i < bytes.size(); ++i) before = cpu::crc32c(update.pieces[i].data, bytes[i], before, in_software);
   return before;
@@ -51,23 +51,23 @@ std::pair<double, double> distill(Address logits, const Batch& batch, const Targ
                                   std::pair<double, double> alpha, Address gradient) {
   const auto& [probs, labels, entropy, rows] = targets;
   py::gil_scoped_release release;
-  const cpu::Distilled found = cpu::distill(at<const T>(logits), at<const T>(probs), at<const int64_t>(labels),
-                                            at<const double>(entropy), at<const int64_t>(which), rows, batch.first,
-                                            batch.second, alpha.first, alpha.second, at<T>(gradient));
-  return {found.loss, found.alpha};
+  const cpu::DistillationLoss loss = cpu::distill(
+      at<const T>(logits), at<const T>(probs), at<const int64_t>(labels), at<const double>(entropy),
+      at<const int64_t>(which), rows, batch.first, batch.second, alpha.first, alpha.second, at<T>(gradient));
+  return {loss.loss, loss.alpha};
 }
 
 py::dict cpu_isas() {
-  py::dict found;
-  for (const auto& [name, supported] : cpu::isas()) found[name] = supported;
-  return found;
+  py::dict isas;
+  for (const auto& [name, supported] : cpu::isas()) isas[name] = supported;
+  return isas;
 }
 
 using TuningValue = int64_t cpu::Tuning::*;
 constexpr struct {
   const char* name;
   TuningValue value;
-  int64_t least, most, step;
+  int64_t least, largest, step;
 } kTuning[] = {
     {"prefetch", &cpu::Tuning::prefetch, 0, 1 << 20, 64}, {"cache", &cpu::Tuning::cache, 0, INT64_MAX, 1},
     {"width", &cpu::Tuning::width, 128, 512, 128},        {"wide_below", &cpu::Tuning::wide_below, 0, INT64_MAX, 1},
@@ -75,27 +75,27 @@ constexpr struct {
     {"places", &cpu::Tuning::places, 1, kGroupStrands, 1}};
 
 py::dict dict_of(const cpu::Tuning& tuning) {
-  py::dict found;
-  for (const auto& one : kTuning) found[one.name] = tuning.*one.value;
-  return found;
+  py::dict values;
+  for (const auto& entry : kTuning) values[entry.name] = tuning.*entry.value;
+  return values;
 }
 
 // Sets values by name, as tuning() returns them.
-void set_tuning(const std::map<std::string, int64_t>& given) {
+void set_tuning(const std::map<std::string, int64_t>& values) {
   cpu::Tuning tuning = cpu::tuning();
-  for (const auto& [name, value] : given) {
-    const auto* const found = std::find_if(std::begin(kTuning), std::end(kTuning),
-                                           [&wanted = name](const auto& one) { return wanted == one.name; });
-    if (found == std::end(kTuning)) throw Refused("tuning: unknown setting '" + name + "'");
-    if (value < found->least || value > found->most || value % found->step != 0)
-      throw Refused("tuning: " + name + ": expected " +
-                    (found->step > 1 ? "a multiple of " + std::to_string(found->step) + " in " : "") +
-                    std::to_string(found->least) + ".." + std::to_string(found->most) + ", got " +
-                    std::to_string(value));
-    tuning.*found->value = value;
+  for (const auto& [name, value] : values) {
+    const auto* const entry = std::find_if(std::begin(kTuning), std::end(kTuning),
+                                           [&wanted = name](const auto& entry) { return wanted == entry.name; });
+    if (entry == std::end(kTuning)) throw SettingError("tuning: unknown setting '" + name + "'");
+    if (value < entry->least || value > entry->largest || value % entry->step != 0)
+      throw SettingError("tuning: " + name + ": expected " +
+                         (entry->step > 1 ? "a multiple of " + std::to_string(entry->step) + " in " : "") +
+                         std::to_string(entry->least) + ".." + std::to_string(entry->largest) + ", got " +
+                         std::to_string(value));
+    tuning.*entry->value = value;
   }
-  if (tuning.width == 384) throw Refused("tuning: width: expected 128, 256 or 512");
-  if (kGroupStrands % tuning.places != 0) throw Refused("tuning: places: expected a power of two");
+  if (tuning.width == 384) throw SettingError("tuning: width: expected 128, 256 or 512");
+  if (kGroupStrands % tuning.places != 0) throw SettingError("tuning: places: expected a power of two");
   tuning.name = "set";
   cpu::set_tuning(tuning);
 }
@@ -122,15 +122,15 @@ void deallocate(py::detail::value_and_holder& object) {
 }
 
 void keep_allocating(const py::module_& of) {
-  for (const auto& [name, one] : py::dict(of.attr("__dict__"))) {
-    if (PyType_Check(one.ptr())) {
-      auto* const type = reinterpret_cast<PyTypeObject*>(one.ptr());
+  for (const auto& [name, member] : py::dict(of.attr("__dict__"))) {
+    if (PyType_Check(member.ptr())) {
+      auto* const type = reinterpret_cast<PyTypeObject*>(member.ptr());
       if (py::detail::type_info* const known = py::detail::get_type_info(type)) {
         type->tp_alloc = &allocated, type->tp_new = &created;
         deallocs[known] = std::exchange(known->dealloc, &deallocate);
       }
     }
-    if (PyModule_Check(one.ptr())) keep_allocating(py::reinterpret_borrow<py::module_>(one));
+    if (PyModule_Check(member.ptr())) keep_allocating(py::reinterpret_borrow<py::module_>(member));
   }
 }
 
@@ -176,8 +176,8 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
   m.def("threads", &cpu::threads);
   m.def("set_threads", &cpu::set_threads);
   m.def("processor", [] {
-    const cpu::Processor& found = cpu::processor();
-    return std::make_tuple(std::string(found.vendor), found.family, found.model);
+    const cpu::Processor& host = cpu::processor();
+    return std::make_tuple(std::string(host.vendor), host.family, host.model);
   });
   m.def("default_tuning", [] { return dict_of(cpu::default_tuning()); });
   m.def("default_tuning_name", [] { return cpu::default_tuning().name; });

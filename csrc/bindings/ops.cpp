@@ -24,8 +24,8 @@ namespace fastagg::bindings {
 namespace {
 
 // A name, and the variable that its value is for. Addresses are whole numbers.
-using Place = std::variant<double*, float*, bool*, int64_t*, uint64_t*, py::handle*>;
-using Places = std::initializer_list<std::pair<std::string_view, Place>>;
+using FieldTarget = std::variant<double*, float*, bool*, int64_t*, uint64_t*, py::handle*>;
+using Places = std::initializer_list<std::pair<std::string_view, FieldTarget>>;
 
 void set(double* place, PyObject* value) { *place = PyFloat_AsDouble(value); }
 void set(float* place, PyObject* value) { *place = static_cast<float>(PyFloat_AsDouble(value)); }
@@ -35,15 +35,15 @@ void set(uint64_t* place, PyObject* value) { *place = PyLong_AsUnsignedLongLong(
 void set(py::handle* place, PyObject* value) { *place = value; }
 
 // What a call was given: the pieces of an update, where it runs unless that is the CPU, and a dict with all else.
-class Fields {
+class KeywordFields {
  public:
-  Fields(PyObject* const* given, Py_ssize_t count) {
-    if (count != 3 || !PyDict_CheckExact(given[2])) throw py::type_error("expected pieces, a place, and a dict");
-    named_ = given[2];
-    read_pieces(given[0]);
+  KeywordFields(PyObject* const* arguments, Py_ssize_t count) {
+    if (count != 3 || !PyDict_CheckExact(arguments[2])) throw py::type_error("expected pieces, a place, and a dict");
+    named_ = arguments[2];
+    read_pieces(arguments[0]);
 #if defined(FASTAGG_CUDA)
-    if (given[1] == Py_None) return;
-    where = py::cast<cuda::Where>(py::handle(given[1]));
+    if (arguments[1] == Py_None) return;
+    where = py::cast<cuda::LaunchPlace>(py::handle(arguments[1]));
     check_launch(update);
 #endif
   }
@@ -65,7 +65,7 @@ class Fields {
 
   Update update;
 #if defined(FASTAGG_CUDA)
-  std::optional<cuda::Where> where;
+  std::optional<cuda::LaunchPlace> where;
 #endif
 
  private:
@@ -102,8 +102,8 @@ void add_rows(Direction& direction, const Rows& rows, int64_t read, int64_t writ
   }
 }
 
-void step(const Fields& given) {
-  const Update& update = given.update;
+void step(const KeywordFields& fields) {
+  const Update& update = fields.update;
   Direction direction;
   engine::OptimizerSettings settings;
   Optimizer optimizer;
@@ -113,42 +113,42 @@ void step(const Fields& given) {
   uint64_t m = 0, v = 0, vhat = 0;
   RandomKey rounding{0, 0, engine::kServer};
   double round = 0.0;
-  given.read({{"kind", &kind},
-              {"gain", &direction.gain},
-              {"weight", &direction.weight},
-              {"base", &base},
-              {"acc", &acc},
-              {"acc_out", &acc_out},
-              {"scale", &direction.buffer.scale},
-              {"sum", &sum},
-              {"entering", &direction.sum.entering},
-              {"leaving", &direction.sum.leaving},
-              {"sum_scale", &direction.sum.scale},
-              {"rows", &rows},
-              {"read", &read},
-              {"write", &write},
-              {"terms", &terms},
-              {"seed", &direction.row.key.seed},
-              {"arrival", &direction.row.key.step},
-              {"client", &client},
-              {"optimizer", &name},
-              {"x", &x},
-              {"out", &out},
-              {"m", &m},
-              {"v", &v},
-              {"vhat", &vhat},
-              {"units", &units},
-              {"moment_seed", &rounding.seed},
-              {"moment_step", &rounding.step},
-              {"lr", &settings.lr},
-              {"beta1", &settings.beta1},
-              {"beta2", &settings.beta2},
-              {"eps", &settings.eps},
-              {"round", &round},
-              {"period", &settings.period},
-              {"eps_root", &settings.eps_root},
-              {"weight_decay", &settings.weight_decay},
-              {"decoupled", &settings.decoupled}});
+  fields.read({{"kind", &kind},
+               {"gain", &direction.gain},
+               {"weight", &direction.weight},
+               {"base", &base},
+               {"acc", &acc},
+               {"acc_out", &acc_out},
+               {"scale", &direction.buffer.scale},
+               {"sum", &sum},
+               {"entering", &direction.sum.entering},
+               {"leaving", &direction.sum.leaving},
+               {"sum_scale", &direction.sum.scale},
+               {"rows", &rows},
+               {"read", &read},
+               {"write", &write},
+               {"terms", &terms},
+               {"seed", &direction.row.key.seed},
+               {"arrival", &direction.row.key.step},
+               {"client", &client},
+               {"optimizer", &name},
+               {"x", &x},
+               {"out", &out},
+               {"m", &m},
+               {"v", &v},
+               {"vhat", &vhat},
+               {"units", &units},
+               {"moment_seed", &rounding.seed},
+               {"moment_step", &rounding.step},
+               {"lr", &settings.lr},
+               {"beta1", &settings.beta1},
+               {"beta2", &settings.beta2},
+               {"eps", &settings.eps},
+               {"round", &round},
+               {"period", &settings.period},
+               {"eps_root", &settings.eps_root},
+               {"weight_decay", &settings.weight_decay},
+               {"decoupled", &settings.decoupled}});
   direction.kind = static_cast<DirectionKind>(named(py::cast<std::string>(kind), kDirectionNames, "direction"));
   direction.base = at(base), direction.sum.values = at(sum);
   direction.buffer.acc = at(acc), direction.buffer.out = at(acc_out);
@@ -162,50 +162,51 @@ void step(const Fields& given) {
   }
   check_step(update, direction, optimizer);
 #if defined(FASTAGG_CUDA)
-  if (given.where) {
-    const Released released;
-    return cuda::step(update, direction, optimizer, *given.where);
+  if (fields.where) {
+    const GilRelease released;
+    return cuda::step(update, direction, optimizer, *fields.where);
   }
 #endif
-  const Released released(update.size >= kWorthReleasing);
+  const GilRelease released(update.size >= kWorthReleasing);
   cpu::step(update, direction, optimizer);
 }
 
-void accumulate(const Fields& given) {
+void accumulate(const KeywordFields& fields) {
   uint64_t acc = 0, out = 0;
   double weight = 1.0;
-  given.read({{"acc", &acc}, {"weight", &weight}, {"out", &out}});
+  fields.read({{"acc", &acc}, {"weight", &weight}, {"out", &out}});
 #if defined(FASTAGG_CUDA)
-  if (given.where) {
-    const Released released;
-    return cuda::accumulate(given.update, at(acc), weight, at(out), *given.where);
+  if (fields.where) {
+    const GilRelease released;
+    return cuda::accumulate(fields.update, at(acc), weight, at(out), *fields.where);
   }
 #endif
-  const Released released(given.update.size >= kWorthReleasing);
-  cpu::accumulate(given.update, at(acc), static_cast<float>(weight), at(out));
+  const GilRelease released(fields.update.size >= kWorthReleasing);
+  cpu::accumulate(fields.update, at(acc), static_cast<float>(weight), at(out));
 }
 
-template <void (*Act)(const Fields&)>
-PyObject* entry(PyObject*, PyObject* const* given, Py_ssize_t count) {
+template <void (*Act)(const KeywordFields&)>
+PyObject* entry(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
     const cpu::PlainFloats plain;
-    Act({given, count});
+    Act({arguments, count});
     return Py_NewRef(Py_None);
   });
 }
 
-template <void (*Act)(const Fields&)>
+template <void (*Act)(const KeywordFields&)>
 PyMethodDef method(const char* name) {
-  auto* const found = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<Act>));
-  return {name, found, METH_FASTCALL, nullptr};
+  auto* const result = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<Act>));
+  return {name, result, METH_FASTCALL, nullptr};
 }
 
-void combine(const std::vector<std::pair<const Update*, float>>& updates, const engine::Robust& rule, Address out) {
-  std::vector<Held> held;
+void combine(const std::vector<std::pair<const Update*, float>>& updates, const engine::RobustCombiner& rule,
+             Address out) {
+  std::vector<WeightedUpdate> held;
   for (const auto& [update, by] : updates) held.push_back({update, by});
-  if (held.empty()) throw Refused("combine: there is no update");
+  if (held.empty()) throw SettingError("combine: there is no update");
   Desks desks(held.size());
-  const Released released;
+  const GilRelease released;
   for (size_t k = 0; k < held.size(); ++k) {
     const double square = cpu::sum_squares(*held[k].update), by = held[k].by;
     if (!std::isfinite(square))
@@ -213,7 +214,7 @@ void combine(const std::vector<std::pair<const Update*, float>>& updates, const 
     if (std::abs(by) > 1.0 && std::abs(by) * std::sqrt(square) > FLT_MAX)
       throw Refusal(Why::kTooLarge, "combine: update " + std::to_string(k) + " times its weight may not be finite");
   }
-  engine::OnCpu runner;
+  engine::CpuRunner runner;
   rule.weigh(held, held.front().update->size, runner, desks.weights());
   cpu::combine(held, rule, desks, at(out));
 }
@@ -227,15 +228,15 @@ void bind_ops(py::module_& m) {
   m.attr("most_combined") = kMostCombined;
   m.def("combine", &combine, arg("updates"), arg("rule"), py::kw_only(), arg("out"));
   m.def("sum_squares", [](const Update& update) {
-    const Released released(update.size >= kWorthReleasing);
+    const GilRelease released(update.size >= kWorthReleasing);
     return cpu::sum_squares(update);
   });
   m.def(
       "distances",
       [](const Update& update, Address x, Address base, bool inner) {
-        const Released released(update.size >= kWorthReleasing);
-        const cpu::Distances found = cpu::distances(update, at(x), at(base), inner);
-        return std::make_tuple(found.moved, found.update, found.inner);
+        const GilRelease released(update.size >= kWorthReleasing);
+        const cpu::Distances distances = cpu::distances(update, at(x), at(base), inner);
+        return std::make_tuple(distances.moved, distances.update, distances.inner);
       },
       arg("update"), py::kw_only(), arg("x"), arg("base"), arg("inner"));
 }

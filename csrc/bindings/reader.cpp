@@ -8,16 +8,16 @@ namespace fastagg::bindings {
 namespace {
 
 // A plain dict, or an OrderedDict (the type of state_dict()) without an attribute `kind` that describes it further.
-bool is_plain_dict(PyObject* given) {
-  return PyDict_CheckExact(given) || (PyODict_CheckExact(given) && PyObject_HasAttrString(given, "kind") == 0);
+bool is_plain_dict(PyObject* object) {
+  return PyDict_CheckExact(object) || (PyODict_CheckExact(object) && PyObject_HasAttrString(object, "kind") == 0);
 }
 
 bool is_whole(ArrayRole role) { return role == ArrayRole::kCounter || role == ArrayRole::kCount; }
 
 }  // namespace
 
-Reader::Reader(const std::vector<std::tuple<py::object, Shape, ArrayRole>>& parts, bool named, py::object whole,
-               double limit, int64_t size)
+UpdateReader::UpdateReader(const std::vector<std::tuple<py::object, ShapeVector, ArrayRole>>& parts, bool named,
+                           py::object whole, double limit, int64_t size)
     : size_(size), named_(named), whole_(std::move(whole)) {
   rules_.limit = limit;
   int64_t counters = 0;
@@ -35,24 +35,24 @@ Reader::Reader(const std::vector<std::tuple<py::object, Shape, ArrayRole>>& part
 }
 
 // A tuple (parameters, statistics, counters). False: it is not of this model, or has another form.
-bool Reader::read_whole(py::handle given, Arrays& arrays, engine::Answer& answer, Places& statistics) const {
-  const void* const flat = arrays.add(PyTuple_GET_ITEM(given.ptr(), 0), Element::kFloat32, &size_, 1);
+bool UpdateReader::read_whole(py::handle model, Arrays& arrays, engine::Answer& answer, Places& statistics) const {
+  const void* const flat = arrays.add(PyTuple_GET_ITEM(model.ptr(), 0), ElementType::kFloat32, &size_, 1);
   if (flat == nullptr || parts_.empty()) return false;
   answer.update.add(flat, size_, kFloat32);
   if (statistics_ > 0) {
-    const void* const values = arrays.add(PyTuple_GET_ITEM(given.ptr(), 1), Element::kFloat32, &statistics_, 1);
+    const void* const values = arrays.add(PyTuple_GET_ITEM(model.ptr(), 1), ElementType::kFloat32, &statistics_, 1);
     if (values == nullptr) return false;
     statistics.emplace_back(values, &all_statistics_);
   }
-  const py::handle counters = PyTuple_GET_ITEM(given.ptr(), 2);
+  const py::handle counters = PyTuple_GET_ITEM(model.ptr(), 2);
   if (!PyList_CheckExact(counters.ptr())) return false;
   Py_ssize_t place = 0;
-  for (const Part& part : parts_) {
+  for (const ModelPart& part : parts_) {
     if (!is_whole(part.role)) continue;
-    const py::object one = item_at(counters, place++);
-    if (!one) return false;
+    const py::object counter = item_at(counters, place++);
+    if (!counter) return false;
     const void* const data =
-        arrays.add(one, Element::kInt64, part.shape.data(), static_cast<int32_t>(part.shape.size()));
+        arrays.add(counter, ElementType::kInt64, part.shape.data(), static_cast<int32_t>(part.shape.size()));
     if (data == nullptr) return false;
     statistics.emplace_back(data, &part);
   }
@@ -60,19 +60,19 @@ bool Reader::read_whole(py::handle given, Arrays& arrays, engine::Answer& answer
 }
 
 // The model's arrays, by name or in order. False: they are not of this model, or have another form.
-bool Reader::read_arrays(py::handle given, bool by_name, Arrays& arrays, engine::Answer& answer,
-                         Places& statistics) const {
+bool UpdateReader::read_arrays(py::handle update, bool by_name, Arrays& arrays, engine::Answer& answer,
+                               Places& statistics) const {
   const auto count = static_cast<Py_ssize_t>(parts_.size());
-  const Py_ssize_t held = by_name ? PyDict_Size(given.ptr()) : PySequence_Fast_GET_SIZE(given.ptr());
+  const Py_ssize_t held = by_name ? PyDict_Size(update.ptr()) : PySequence_Fast_GET_SIZE(update.ptr());
   if (count == 0 || (held != count && held != parameters_)) return false;
   Py_ssize_t place = 0;
-  for (const Part& part : parts_) {
+  for (const ModelPart& part : parts_) {
     const bool is_parameter = part.role == ArrayRole::kParameter;
     if (held != count && !is_parameter) continue;  // statistics may be left out, all of them
     // The reference is kept: hashing a name or reading an array may run Python code that changes the update.
-    const py::object one = by_name ? item_of(given, part.name) : item_at(given, place++);
-    if (!one) return false;
-    const void* const data = arrays.add(one, is_whole(part.role) ? Element::kInt64 : Element::kFloat32,
+    const py::object array = by_name ? item_of(update, part.name) : item_at(update, place++);
+    if (!array) return false;
+    const void* const data = arrays.add(array, is_whole(part.role) ? ElementType::kInt64 : ElementType::kFloat32,
                                         part.shape.data(), static_cast<int32_t>(part.shape.size()));
     if (data == nullptr) return false;
     if (is_parameter) {
@@ -84,23 +84,23 @@ bool Reader::read_arrays(py::handle given, bool by_name, Arrays& arrays, engine:
   return true;
 }
 
-Reader::Found Reader::read(py::handle given, Arrays& arrays, engine::Answer& answer) const {
-  PyObject* const from = given.ptr();
+UpdateReader::UpdateForm UpdateReader::read(py::handle update, Arrays& arrays, engine::Answer& answer) const {
+  PyObject* const from = update.ptr();
   const bool by_name = named_ && is_plain_dict(from), in_order = PyList_CheckExact(from) || PyTuple_CheckExact(from);
   const bool by_vector = reinterpret_cast<PyObject*>(Py_TYPE(from)) == whole_.ptr();
   Places reported;
   if (by_vector) {
-    if (!read_whole(given, arrays, answer, reported)) return Found::kNo;
+    if (!read_whole(update, arrays, answer, reported)) return UpdateForm::kNo;
   } else if (by_name || in_order) {
-    if (!read_arrays(given, by_name, arrays, answer, reported)) return Found::kNo;
+    if (!read_arrays(update, by_name, arrays, answer, reported)) return UpdateForm::kNo;
   } else {
-    const void* const data = arrays.add(given, Element::kFloat32, &size_, 1);
-    if (data == nullptr) return Found::kNo;
+    const void* const data = arrays.add(update, ElementType::kFloat32, &size_, 1);
+    if (data == nullptr) return UpdateForm::kNo;
     answer.update.add(data, size_, kFloat32);
   }
-  const Found found = by_name || in_order ? Found::kArrays : Found::kVector;
-  if (reported.empty()) return found;
-  auto copies = std::make_shared<engine::Reported>();
+  const UpdateForm form = by_name || in_order ? UpdateForm::kArrays : UpdateForm::kVector;
+  if (reported.empty()) return form;
+  auto copies = std::make_shared<engine::ReportedStatistics>();
   copies->size = statistics_;
   copies->values = store::new_vector(statistics_);
   float* value = copies->values.data;
@@ -112,9 +112,9 @@ Reader::Found Reader::read(py::handle given, Arrays& arrays, engine::Answer& ans
       value = std::copy_n(static_cast<const float*>(data), part->size, value);
     }
   }
-  if (!engine::fits(*copies, rules_)) return Found::kNo;
+  if (!engine::fits(*copies, rules_)) return UpdateForm::kNo;
   answer.reported = std::move(copies);
-  return found;
+  return form;
 }
 
 }  // namespace fastagg::bindings

@@ -18,34 +18,34 @@ namespace py = pybind11;
 // What an array of a model is. Variances and counts cannot be below zero.
 enum class ArrayRole { kParameter, kStatistic, kVariance, kCounter, kCount };
 
-class Reader {
+class UpdateReader {
  public:
-  using Shape = std::vector<int64_t>;
+  using ShapeVector = std::vector<int64_t>;
 
   // `parts`: name, shape and role of the model's arrays in order. It is empty if only Python can read them. `named`:
   // whether a dict is an accepted form. `whole`: ModelState. `limit`: of the magnitudes of statistics.
-  Reader(const std::vector<std::tuple<py::object, Shape, ArrayRole>>& parts, bool named, py::object whole, double limit,
-         int64_t size);
+  UpdateReader(const std::vector<std::tuple<py::object, ShapeVector, ArrayRole>>& parts, bool named, py::object whole,
+               double limit, int64_t size);
 
-  enum class Found { kNo, kVector, kArrays };
+  enum class UpdateForm { kNo, kVector, kArrays };
   // Sets the answer's update, which lies in `arrays`, and copies the statistics that came with it. kNo: the update has
   // another form or type, or does not fit the model. The code in Python then reads it and reports what is wrong.
-  Found read(py::handle given, Arrays& arrays, engine::Answer& answer) const;
+  UpdateForm read(py::handle update, Arrays& arrays, engine::Answer& answer) const;
 
  private:
-  struct Part {
+  struct ModelPart {
     py::object name;
-    Shape shape;
+    ShapeVector shape;
     int64_t size;
     ArrayRole role;
   };
-  typedef std::vector<std::pair<const void*, const Part*>> Places;
-  bool read_arrays(py::handle given, bool by_name, Arrays& arrays, engine::Answer& answer, Places& statistics) const;
-  bool read_whole(py::handle given, Arrays& arrays, engine::Answer& answer, Places& statistics) const;
+  typedef std::vector<std::pair<const void*, const ModelPart*>> Places;
+  bool read_arrays(py::handle update, bool by_name, Arrays& arrays, engine::Answer& answer, Places& statistics) const;
+  bool read_whole(py::handle model, Arrays& arrays, engine::Answer& answer, Places& statistics) const;
 
-  std::vector<Part> parts_;
-  Py_ssize_t parameters_ = 0;  // how many of the parts
-  Part all_statistics_{};      // as one vector
+  std::vector<ModelPart> parts_;
+  Py_ssize_t parameters_ = 0;   // how many of the parts
+  ModelPart all_statistics_{};  // as one vector
   int64_t size_, statistics_ = 0;
   bool named_;
   py::object whole_;

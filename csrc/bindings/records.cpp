@@ -21,7 +21,7 @@ PyObject* number_or_none(double value) { return std::isnan(value) ? Py_NewRef(Py
 PyObject* number_or_none(int64_t value) { return value == 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(value); }
 
 void release(std::initializer_list<PyObject*> objects) {
-  for (PyObject* one : objects) Py_XDECREF(one);
+  for (PyObject* object : objects) Py_XDECREF(object);
 }
 
 void free_object(PyObject* self) {
@@ -35,8 +35,8 @@ void free_object(PyObject* self) {
 ReceiptObject* receipt_of(PyObject* self) { return reinterpret_cast<ReceiptObject*>(self); }
 
 void free_receipt(PyObject* self) {
-  const ReceiptObject* const one = receipt_of(self);
-  release({one->client, one->journal});
+  const ReceiptObject* const receipt = receipt_of(self);
+  release({receipt->client, receipt->journal});
   free_object(self);
 }
 
@@ -44,18 +44,19 @@ PyObject* step_size_of(PyObject* self, void*) { return number_or_none(receipt_of
 PyObject* task_named(PyObject* self, void*) { return number_or_none(receipt_of(self)->value.task); }
 
 PyObject* durable_of(PyObject* self, void*) {
-  const ReceiptObject* const one = receipt_of(self);
-  return PyBool_FromLong(one->log != nullptr && one->value.sequence > 0 && one->log->durable >= one->value.sequence);
+  const ReceiptObject* const receipt = receipt_of(self);
+  return PyBool_FromLong(receipt->log != nullptr && receipt->value.sequence > 0 &&
+                         receipt->log->durable >= receipt->value.sequence);
 }
 
 // The digest of the log up to the answer's record, as hexadecimal digits; None: it is not on the disk, or forgotten.
 PyObject* digest_of(PyObject* self, void*) {
-  const ReceiptObject* const one = receipt_of(self);
-  if (one->log == nullptr || one->value.sequence == 0) Py_RETURN_NONE;
-  const std::optional<Digest> found = one->log->digest(one->value.sequence);
-  if (!found) Py_RETURN_NONE;
+  const ReceiptObject* const receipt = receipt_of(self);
+  if (receipt->log == nullptr || receipt->value.sequence == 0) Py_RETURN_NONE;
+  const std::optional<Digest> digest = receipt->log->digest(receipt->value.sequence);
+  if (!digest) Py_RETURN_NONE;
   char text[2 * sizeof(Digest) + 1];
-  for (size_t i = 0; i < found->size(); ++i) std::snprintf(text + 2 * i, 3, "%02x", (*found)[i]);
+  for (size_t i = 0; i < digest->size(); ++i) std::snprintf(text + 2 * i, 3, "%02x", (*digest)[i]);
   return PyUnicode_FromString(text);
 }
 
@@ -65,11 +66,11 @@ PyObject* fill_receipt(PyObject* self, PyObject* args) {
     using Given = std::tuple<py::object, bool, int64_t, int64_t, std::optional<double>, double, double>;
     auto [client, applied, version, delay, step_size, norm, weight] = py::cast<Given>(py::handle(args));
     const py::scoped_critical_section alone(self);
-    ReceiptObject& one = *receipt_of(self);
-    Py_XSETREF(one.client, client.release().ptr());
-    one.value.applied = applied, one.value.version = version, one.value.delay = delay;
-    one.value.step_size = step_size.value_or(std::nan(""));
-    one.value.norm = norm, one.value.weight = weight;
+    ReceiptObject& receipt = *receipt_of(self);
+    Py_XSETREF(receipt.client, client.release().ptr());
+    receipt.value.applied = applied, receipt.value.version = version, receipt.value.delay = delay;
+    receipt.value.step_size = step_size.value_or(std::nan(""));
+    receipt.value.norm = norm, receipt.value.weight = weight;
     return Py_NewRef(Py_None);
   });
 }
@@ -103,9 +104,9 @@ PyType_Spec receipt_spec = {"fastagg._native.Receipt", sizeof(ReceiptObject), 0,
 TaskObject* task_at(PyObject* self) { return reinterpret_cast<TaskObject*>(self); }
 
 void free_task(PyObject* self) {
-  TaskObject* const one = task_at(self);
-  release({one->client, one->control, one->layout, one->flat, one->params, one->views});
-  one->value.~Task();
+  TaskObject* const task = task_at(self);
+  release({task->client, task->control, task->layout, task->flat, task->params, task->views});
+  task->value.~Task();
   free_object(self);
 }
 
@@ -119,8 +120,8 @@ PyObject* id_of(PyObject* self, void*) { return number_or_none(task_at(self)->va
 PyObject* local_steps_of(PyObject* self, void*) { return number_or_none(int64_t{task_at(self)->value.local_steps}); }
 
 PyObject* incarnation_of(PyObject* self, void*) {
-  const TaskObject* const one = task_at(self);
-  return one->has_incarnation ? PyLong_FromUnsignedLongLong(one->value.incarnation) : Py_NewRef(Py_None);
+  const TaskObject* const task = task_at(self);
+  return task->has_incarnation ? PyLong_FromUnsignedLongLong(task->value.incarnation) : Py_NewRef(Py_None);
 }
 
 PyObject* encoded_of(PyObject* self, void*) {
@@ -133,19 +134,19 @@ PyObject* state_of(PyObject* self, void*) {
 }
 
 PyObject* flat_of(PyObject* self, void*) {
-  TaskObject* const one = task_at(self);
+  TaskObject* const task = task_at(self);
   const py::scoped_critical_section alone(self);
-  if (one->flat == nullptr) {
-    if (!one->value.model) return Py_NewRef(Py_None);
-    PyObject* const made = guarded([&] { return tensor_of(one->value.model, one->size).release().ptr(); });
+  if (task->flat == nullptr) {
+    if (!task->value.model) return Py_NewRef(Py_None);
+    PyObject* const made = guarded([&] { return tensor_of(task->value.model, task->size).release().ptr(); });
     if (made == nullptr) return nullptr;
-    if (one->flat != nullptr) {  // another thread has made it meanwhile
+    if (task->flat != nullptr) {  // another thread has made it meanwhile
       Py_DECREF(made);
     } else {
-      one->flat = made;
+      task->flat = made;
     }
   }
-  return Py_NewRef(one->flat);
+  return Py_NewRef(task->flat);
 }
 
 // fill(client, version, local_steps, control, layout, flat, state, incarnation, id, encoded)
@@ -156,20 +157,20 @@ PyObject* fill_task(PyObject* self, PyObject* args) {
                    std::optional<uint64_t>, std::optional<int64_t>, std::shared_ptr<store::Encoded>>;
     auto [client, version, steps, control, layout, flat, state, incarnation, id, encoded] =
         py::cast<Given>(py::handle(args));
-    TaskObject& one = *task_at(self);
-    Py_XSETREF(one.client, client.release().ptr());
-    Py_XSETREF(one.control, control.release().ptr());
-    Py_XSETREF(one.layout, layout.release().ptr());
-    Py_XSETREF(one.flat, flat.release().ptr());
-    one.value = {{},
-                 version,
-                 steps.value_or(0),
-                 incarnation.value_or(0),
-                 id.value_or(0),
-                 {},
-                 std::move(encoded),
-                 owner_of(std::move(state))};
-    one.has_incarnation = incarnation.has_value();
+    TaskObject& task = *task_at(self);
+    Py_XSETREF(task.client, client.release().ptr());
+    Py_XSETREF(task.control, control.release().ptr());
+    Py_XSETREF(task.layout, layout.release().ptr());
+    Py_XSETREF(task.flat, flat.release().ptr());
+    task.value = {{},
+                  version,
+                  steps.value_or(0),
+                  incarnation.value_or(0),
+                  id.value_or(0),
+                  {},
+                  std::move(encoded),
+                  owner_of(std::move(state))};
+    task.has_incarnation = incarnation.has_value();
     return Py_NewRef(Py_None);
   });
 }

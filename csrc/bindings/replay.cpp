@@ -14,7 +14,7 @@ namespace {
 using engine::Answer;
 
 // An answer from a log. Its parts lie in `body`, or in the file that it was streamed into (`update`).
-Answer answer_of(const Shared& server, const log::Operation& operation, const py::object& body,
+Answer answer_of(const ServerObject& server, const log::Operation& operation, const py::object& body,
                  const py::object& update) {
   const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
   const engine::Settings& settings = server.engine->settings;
@@ -28,7 +28,7 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
   answer.owner = std::make_shared<store::Owner>(owner_of(body));
   if (!(std::isfinite(operation.share) && operation.share >= 0.0))
     damaged("the update's weight is no number of at least 0");
-  auto reported = std::make_shared<engine::Reported>();
+  auto reported = std::make_shared<engine::ReportedStatistics>();
   std::vector<float> values;
   for (const log::Part& part : operation.parts) {
     const auto count = static_cast<int64_t>(part.count);
@@ -77,7 +77,7 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
     reported->values = store::new_vector(reported->size);
     std::copy(values.begin(), values.end(), reported->values.data);
   }
-  if (reported->given()) {
+  if (reported->has_values()) {
     const py::object fits = python_of(*server.engine->extension).attr("fits");
     if (!py::cast<bool>(fits(reported->size, reported->counters.size()))) damaged("the statistics are not the model's");
     answer.reported = std::move(reported);
@@ -86,13 +86,13 @@ Answer answer_of(const Shared& server, const log::Operation& operation, const py
 }
 
 // Sends an answer of the log to the device, as when it came.
-void bring(const Shared& server, Answer& answer) {
+void bring(const ServerObject& server, Answer& answer) {
   if (store::is_encoded(answer.update) && !answer.reported && !server.engine->extension->asks.prepare)
     return stay_in_host(answer);
   const py::list pieces = tensors_in(answer.owner, answer.update);
   const py::object reported = answer.reported ? py::cast(answer.reported) : py::none();
-  const py::tuple found = python_of(*server.engine->extension).attr("brought")(pieces, reported);
-  const py::object there = found[0], extra = found[1];
+  const py::tuple brought = python_of(*server.engine->extension).attr("brought")(pieces, reported);
+  const py::object there = brought[0], extra = brought[1];
   answer.update = update_of(there.attr("native"));
   answer.owner = owner_of(there);
   if (!extra.is_none()) answer.extra = owner_of(extra);
@@ -100,12 +100,12 @@ void bring(const Shared& server, Answer& answer) {
 
 }  // namespace
 
-void execute(Shared& server, const log::Operation& operation, const py::object& body, const py::object& update) {
+void execute(ServerObject& server, const log::Operation& operation, const py::object& body, const py::object& update) {
   Answer answer;
   const bool answers = operation.kind == log::kAnswer;
   if (answers) answer = answer_of(server, operation, body, update);
   if (server.device >= 0 && answers) bring(server, answer);
-  const Released released(answers && server.is_long());
+  const GilRelease released(answers && server.is_long());
   server.engine->execute(operation, &answer);
 }
 

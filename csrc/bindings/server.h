@@ -14,12 +14,12 @@
 namespace fastagg::bindings {
 
 // An engine, and the Python objects that its results are made with.
-struct Shared {
+struct ServerObject {
   std::shared_ptr<engine::Engine> engine;  // who does not hold its lock reads it through now()
   int64_t size;
   py::object layout, task_type, receipt_type;
   bool has_control;
-  std::optional<Reader> reader;  // of the forms that are read here
+  std::optional<UpdateReader> reader;  // of the forms that are read here
   py::object journal = py::none();
   std::shared_ptr<log::Journal> log;  // the same
   // Called after answers that took more than so many seconds, with these seconds, those of waiting for the disk, which
@@ -42,7 +42,7 @@ struct Shared {
 
 // Calls `act` with the engine, and again with the one that has taken its place meanwhile.
 template <typename Act>
-auto with_engine(Shared& server, Act act) {
+auto with_engine(ServerObject& server, Act act) {
   for (;;) {
     const std::shared_ptr<engine::Engine> engine = server.now();
     try {
@@ -54,9 +54,9 @@ auto with_engine(Shared& server, Act act) {
 }
 
 // Holds the lock. Whoever only reads may hold it already: a rule of a user's own may look at the server.
-class Held {
+class LockHolder {
  public:
-  Held(Shared& server, bool reads) : server_(server), reads_(reads) {}
+  LockHolder(ServerObject& server, bool reads) : server_(server), reads_(reads) {}
   void enter() {
     store::keep_reserve();
     with_engine(server_, [this](engine::Engine& engine) {
@@ -69,17 +69,17 @@ class Held {
     if (engine_) engine_->lock.leave();
     engine_.reset();
   }
-  ~Held() { leave(); }
+  ~LockHolder() { leave(); }
 
  private:
-  Shared& server_;
+  ServerObject& server_;
   const bool reads_;
   std::shared_ptr<engine::Engine> engine_;
 };
 
 template <typename Act>
-auto reading(Shared& server, Act act) {
-  Held held(server, true);
+auto reading(ServerObject& server, Act act) {
+  LockHolder held(server, true);
   held.enter();
   return act(*server.engine);
 }
@@ -88,14 +88,14 @@ auto reading(Shared& server, Act act) {
 
 // receive(client, update, version, num_samples, task, offset, incarnation): the receipt, or None if only Python can
 // read the update. It then comes again with its numbers.
-PyObject* take(Shared& server, PyObject* const* args);
+PyObject* take(ServerObject& server, PyObject* const* args);
 // receive_many(answers, begin): the outcomes of the first answers from `begin` on, up to one that only Python can read.
 // Answers are (client, update, version, num_samples, task, offset, incarnation); all but the first two may be left out.
-PyObject* take_many(Shared& server, PyObject* const* args);
+PyObject* take_many(ServerObject& server, PyObject* const* args);
 // Its step is on the disk when it returns: the rate, or None.
-py::object close_round(Shared& server, bool if_due);
+py::object close_round(ServerObject& server, bool if_due);
 // Whoever is sent a version, or answers, ends a round whose time is over.
-inline void close_if_due(Shared& server) {
+inline void close_if_due(ServerObject& server) {
   if (server.by_time) close_round(server, true);
 }
 // The numbers of an answer lie in the host's memory, and the engine sends them to the device.
@@ -104,11 +104,11 @@ void bind_numbers(py::module_& m);
 
 // dispatch(client, format, local_steps): a place among the formats of encoded updates, or None; how many local steps
 // this client is to take, in place of the rule's, or None
-PyObject* dispatch(Shared& server, PyObject* const* args);
+PyObject* dispatch(ServerObject& server, PyObject* const* args);
 // A task of another client, with the version and the model of the first one's.
-py::object hand_on(Shared& server, py::handle from, py::handle to);
+py::object hand_on(ServerObject& server, py::handle from, py::handle to);
 
 // Executes a record's operation. `update`: the file that an answer was streamed into.
-void execute(Shared& server, const log::Operation& operation, const py::object& body, const py::object& update);
+void execute(ServerObject& server, const log::Operation& operation, const py::object& body, const py::object& update);
 
 }  // namespace fastagg::bindings

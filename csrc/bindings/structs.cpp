@@ -8,7 +8,7 @@ namespace fastagg {
 namespace {
 
 void require(bool holds, const char* otherwise) {
-  if (!holds) throw Refused(otherwise);
+  if (!holds) throw SettingError(otherwise);
 }
 
 Rows rows_of(const std::string& format, int64_t size, int64_t slots, Address data, Address scales) {
@@ -16,46 +16,46 @@ Rows rows_of(const std::string& format, int64_t size, int64_t slots, Address dat
   require(size >= 0 && slots >= 1, "rows: expected at least one slot and no negative size");
   require(data != 0 || size == 0, "rows: data is missing");
   if ((scales != 0) != (rows.row_scales() > 0))
-    throw Refused("rows: " + format + (scales != 0 ? " has no scales" : " needs scales"));
+    throw SettingError("rows: " + format + (scales != 0 ? " has no scales" : " needs scales"));
   return rows;
 }
 
 template <typename... Each>
 py::dict facts_of_optimizers(List<Each...>) {
-  py::dict found;
-  const auto add = [&](auto one) {
-    using Kind = decltype(one);
+  py::dict facts;
+  const auto add = [&](auto kind) {
+    using Kind = decltype(kind);
     py::list owned;
     if (Kind::kM) owned.append("m");
     if (Kind::kV) owned.append("v");
     if (Kind::kVhat) owned.append("vhat");
-    found[Kind::kName] = py::tuple(owned);
+    facts[Kind::kName] = py::tuple(owned);
   };
   (add(Each{}), ...);
-  return found;
+  return facts;
 }
 
 template <typename... Each>
 py::list plain_optimizers(List<Each...>) {
-  py::list found;
-  ((Each::kPlain ? found.append(Each::kName) : void()), ...);
-  return found;
+  py::list names;
+  ((Each::kPlain ? names.append(Each::kName) : void()), ...);
+  return names;
 }
 
 template <typename... Each>
 py::dict facts_of_formats(List<Each...>) {
-  py::dict found;
-  ((found[Each::kName] = py::make_tuple(Each::kBits, Each::kLevels > 0)), ...);
-  return found;
+  py::dict facts;
+  ((facts[Each::kName] = py::make_tuple(Each::kBits, Each::kLevels > 0)), ...);
+  return facts;
 }
 
 }  // namespace
 
 void add_piece(Update& update, Address address, int64_t size, int dtype) {
-  if (size < 0) throw Refused("pieces: a negative number of elements");
-  if (address == 0 && size != 0) throw Refused("pieces: an address of zero");
+  if (size < 0) throw SettingError("pieces: a negative number of elements");
+  if (address == 0 && size != 0) throw SettingError("pieces: an address of zero");
   if (dtype != kEncoded && (dtype < 0 || dtype >= kDtypes))
-    throw Refused("pieces: unknown dtype " + std::to_string(dtype));
+    throw SettingError("pieces: unknown dtype " + std::to_string(dtype));
   update.add(at<const void>(address), size, static_cast<Dtype>(dtype));
 }
 
@@ -70,17 +70,17 @@ int optimizer_named(const std::string& name) { return named(name, Optimizers{}, 
 
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
   const bool caches = direction.kind == kMean || direction.kind == kCalibrated;
-  if (!optimizer.steps() && !caches) throw Refused("step: this direction needs an optimizer");
+  if (!optimizer.steps() && !caches) throw SettingError("step: this direction needs an optimizer");
   if (direction.kind == kCalibrated && optimizer.steps() && direction.sum.values == nullptr)
-    throw Refused("calibrated: a step needs the sum");
+    throw SettingError("calibrated: a step needs the sum");
   if (direction.kind == kCalibrated && !optimizer.steps() && direction.buffer.out == nullptr)
-    throw Refused("calibrated: without a step it needs a buffer with out");
+    throw SettingError("calibrated: without a step it needs a buffer with out");
   if (optimizer.steps() && update.size > 0 && (optimizer.x == nullptr || optimizer.x_out == nullptr))
-    throw Refused("optimizer: x and x_out are needed");
+    throw SettingError("optimizer: x and x_out are needed");
 }
 
 void check_slot(const Rows& rows, int64_t slot) {
-  if (slot < 0 || slot >= rows.slots) throw Refused("slot: no slot " + std::to_string(slot));
+  if (slot < 0 || slot >= rows.slots) throw SettingError("slot: no slot " + std::to_string(slot));
 }
 
 void bind_structs(py::module_& m) {

@@ -18,7 +18,7 @@ namespace fastagg {
 using Address = uintptr_t;
 
 // In Python: fastagg.errors.ConfigError.
-class Refused : public std::runtime_error {
+class SettingError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -30,19 +30,19 @@ T* at(Address address) {
 // The place of a name in a list of types or names.
 template <typename... Each>
 int named(const std::string& name, List<Each...>, const char* what) {
-  int found = -1, place = 0;
-  ((found = name == Each::kName ? place : found, ++place), ...);
-  if (found >= 0) return found;
+  int result = -1, place = 0;
+  ((result = name == Each::kName ? place : result, ++place), ...);
+  if (result >= 0) return result;
   std::string known;
   ((known += (known.empty() ? "" : ", ") + std::string(Each::kName)), ...);
-  throw Refused(std::string(what) + ": unknown '" + name + "'; known: " + known);
+  throw SettingError(std::string(what) + ": unknown '" + name + "'; known: " + known);
 }
 
 // The same of an array of names.
 template <size_t Count>
 int named(const std::string& name, const char* const (&names)[Count], const char* what) {
   const auto* const place = std::find(std::begin(names), std::end(names), name);
-  if (place == std::end(names)) throw Refused(std::string(what) + ": unknown '" + name + "'");
+  if (place == std::end(names)) throw SettingError(std::string(what) + ": unknown '" + name + "'");
   return static_cast<int>(place - std::begin(names));
 }
 
@@ -57,22 +57,22 @@ size_t set_fields(T&, const pybind11::dict&) {
   return 0;
 }
 template <typename T, typename Of, typename Field, typename... More>
-size_t set_fields(T& to, const pybind11::dict& given, const char* name, Field Of::* field, More... more) {
-  const bool there = given.contains(name);
-  if (there) to.*field = given[name].template cast<Field>();
-  return static_cast<size_t>(there) + set_fields(to, given, more...);
+size_t set_fields(T& to, const pybind11::dict& fields, const char* name, Field Of::* field, More... more) {
+  const bool there = fields.contains(name);
+  if (there) to.*field = fields[name].template cast<Field>();
+  return static_cast<size_t>(there) + set_fields(to, fields, more...);
 }
 template <typename T, typename... Fields>
-T made_of(const pybind11::dict& given, Fields... fields) {
+T made_of(const pybind11::dict& settings, Fields... fields) {
   T made{};
-  if (set_fields(made, given, fields...) != given.size()) throw pybind11::type_error("a field that is not there");
+  if (set_fields(made, settings, fields...) != settings.size()) throw pybind11::type_error("a field that is not there");
   return made;
 }
 // Such a struct as a class of Python's, made by keyword.
 template <typename T, typename... Fields>
 void bind_fields(pybind11::module_& m, const char* name, Fields... fields) {
   pybind11::class_<T>(m, name).def(
-      pybind11::init([=](const pybind11::kwargs& given) { return made_of<T>(given, fields...); }));
+      pybind11::init([=](const pybind11::kwargs& settings) { return made_of<T>(settings, fields...); }));
 }
 
 int optimizer_named(const std::string& name);                   // its place in Optimizers

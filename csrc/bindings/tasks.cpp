@@ -10,7 +10,7 @@
 namespace fastagg::bindings {
 namespace {
 
-py::object new_task(const Shared& server) {
+py::object new_task(const ServerObject& server) {
   auto* const type = reinterpret_cast<PyTypeObject*>(server.task_type.ptr());
   py::object made = py::reinterpret_steal<py::object>(type->tp_new(type, nullptr, nullptr));
   if (!made) throw py::error_already_set();
@@ -18,25 +18,25 @@ py::object new_task(const Shared& server) {
 }
 
 // Completes a task that was made before it was sent.
-py::object filled(Shared& server, py::object made, py::object client, engine::Task&& task, py::object control) {
-  TaskObject* const one = task_in(made);
-  one->client = client.release().ptr();
-  one->layout = server.layout.inc_ref().ptr();
-  one->control = control.release().ptr();
-  one->value = std::move(task);
-  one->size = server.size;
-  one->has_incarnation = true;
+py::object filled(ServerObject& server, py::object made, py::object client, engine::Task&& task, py::object control) {
+  TaskObject* const object = task_in(made);
+  object->client = client.release().ptr();
+  object->layout = server.layout.inc_ref().ptr();
+  object->control = control.release().ptr();
+  object->value = std::move(task);
+  object->size = server.size;
+  object->has_incarnation = true;
   return made;
 }
 
 // What goes with a client's task besides the model.
-py::object control_of(const Shared& server, const py::handle& client) {
+py::object control_of(const ServerObject& server, const py::handle& client) {
   return server.has_control ? py::object(python_of(*server.now()->extension).attr("sent")(client)) : py::none();
 }
 
 }  // namespace
 
-PyObject* dispatch(Shared& server, PyObject* const* args) {
+PyObject* dispatch(ServerObject& server, PyObject* const* args) {
   const ClientId client = id_of(args[0]);
   const int format = args[1] == Py_None ? engine::kAsItIs : py::cast<int>(py::handle(args[1]));
   const auto local_steps = args[2] == Py_None ? 0 : py::cast<int32_t>(py::handle(args[2]));
@@ -44,14 +44,14 @@ PyObject* dispatch(Shared& server, PyObject* const* args) {
   py::object made = new_task(server), control = control_of(server, args[0]), name = plain(args[0], client);
   engine::Task task;
   {
-    const Released released(format != engine::kAsItIs && server.is_long());
+    const GilRelease released(format != engine::kAsItIs && server.is_long());
     task = with_engine(server, [&](engine::Engine& engine) { return engine.dispatch(client, format); });
   }
   if (local_steps > 0) task.local_steps = local_steps;
   return filled(server, std::move(made), std::move(name), std::move(task), std::move(control)).release().ptr();
 }
 
-py::object hand_on(Shared& server, py::handle from, py::handle to) {
+py::object hand_on(ServerObject& server, py::handle from, py::handle to) {
   const TaskObject& of = *task_of(from);
   const ClientId first = id_of(of.client == nullptr ? Py_None : of.client), second = id_of(to);
   py::object made = new_task(server), name = plain(to, second);

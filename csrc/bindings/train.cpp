@@ -17,45 +17,45 @@ namespace {
 
 using train::Crew;
 using train::Description;
-using train::Table;
+using train::LayerTable;
 
 std::vector<Description> descriptions(const std::vector<py::dict>& layers) {
-  std::vector<Description> found;
+  std::vector<Description> descriptions;
   for (const py::dict& each : layers) {
     using D = Description;
-    found.push_back(made_of<D>(each, "kind", &D::kind, "input", &D::in, "other", &D::other, "relu", &D::relu,
-                               "channels", &D::channels, "kernel", &D::kernel, "stride", &D::stride, "padding",
-                               &D::padding, "groups", &D::groups, "eps", &D::eps, "momentum", &D::momentum, "weight",
-                               &D::weight, "bias", &D::bias, "mean", &D::mean, "variance", &D::variance));
+    descriptions.push_back(made_of<D>(
+        each, "kind", &D::kind, "input", &D::in, "other", &D::other, "relu", &D::relu, "channels", &D::channels,
+        "kernel", &D::kernel, "stride", &D::stride, "padding", &D::padding, "groups", &D::groups, "eps", &D::eps,
+        "momentum", &D::momentum, "weight", &D::weight, "bias", &D::bias, "mean", &D::mean, "variance", &D::variance));
   }
-  return found;
+  return descriptions;
 }
 
 train::Pcg64 generator(const py::bytes& seed) {
   uint64_t words[4];
-  const std::string_view given(seed);
-  if (given.size() != sizeof words) throw Refused("seed: expected 32 bytes");
-  std::memcpy(words, given.data(), sizeof words);
+  const std::string_view text(seed);
+  if (text.size() != sizeof words) throw SettingError("seed: expected 32 bytes");
+  std::memcpy(words, text.data(), sizeof words);
   return train::Pcg64(words);
 }
 
 // Which samples the batches have, one after the other, and how long each batch is.
-struct Order {
+struct BatchOrder {
   std::vector<int64_t> drawn, lengths;
   const int64_t* index;
 
   // `given`: a seed and how many batches it draws, an epoch after the other; or an address of indices, and lengths.
-  Order(const py::tuple& given, int64_t size, int64_t most) {
-    if (given.size() != 2) throw Refused("train: expected an order of two parts");
-    const py::object first = given[0], second = given[1];
+  BatchOrder(const py::tuple& state, int64_t size, int64_t largest) {
+    if (state.size() != 2) throw SettingError("train: expected an order of two parts");
+    const py::object first = state[0], second = state[1];
     if (!py::isinstance<py::bytes>(first)) {
       lengths = second.cast<std::vector<int64_t>>();
       index = at<const int64_t>(first.cast<Address>());
       return;
     }
     const auto steps = second.cast<int64_t>();
-    if (size < 1 || size > kMostSamples || steps < 0) throw Refused("train: no samples, or too many");
-    const int64_t batch = std::min(most, size), of_epoch = (size + batch - 1) / batch;
+    if (size < 1 || size > kMostSamples || steps < 0) throw SettingError("train: no samples, or too many");
+    const int64_t batch = std::min(largest, size), of_epoch = (size + batch - 1) / batch;
     const int64_t epochs = (steps + of_epoch - 1) / of_epoch;
     drawn.resize(static_cast<size_t>(epochs * size));
     train::permute(generator(first), size, epochs, drawn.data());
@@ -71,8 +71,8 @@ struct Order {
 // Training that a crew does, or has done. It keeps what the crew reads and writes.
 class Training {
  public:
-  Training(std::shared_ptr<Crew> crew, std::shared_ptr<Table> table, Order order, const train::Call& call,
-           py::object kept)
+  Training(std::shared_ptr<Crew> crew, std::shared_ptr<LayerTable> table, BatchOrder order,
+           const train::TrainCall& call, py::object kept)
       : crew_(std::move(crew)), table_(std::move(table)), order_(std::move(order)), kept_(std::move(kept)) {
     task_.table = table_.get();
     task_.call = call;
@@ -83,63 +83,63 @@ class Training {
   Training(const Training&) = delete;
   Training& operator=(const Training&) = delete;
   ~Training() {
-    const Released released;
+    const GilRelease released;
     crew_->drop(task_);
   }
   void wait() {
-    const Released released;
+    const GilRelease released;
     crew_->finish(task_);
   }
 
  private:
   std::shared_ptr<Crew> crew_;
-  std::shared_ptr<Table> table_;
-  Order order_;
+  std::shared_ptr<LayerTable> table_;
+  BatchOrder order_;
   py::object kept_;
-  train::Task task_{};
+  train::CrewTask task_{};
 };
 
 // Trains, or has `crew` do it: then `kept` owns all that is named by address.
-std::unique_ptr<Training> train_client(const std::shared_ptr<Table>& table, Address start, Address buffers, Address x,
-                                       Address y, int64_t samples, const py::tuple& order, float lr, float momentum,
-                                       float weight_decay, float mu, bool gradient, Address out,
+std::unique_ptr<Training> train_client(const std::shared_ptr<LayerTable>& table, Address start, Address buffers,
+                                       Address x, Address y, int64_t samples, const py::tuple& order, float lr,
+                                       float momentum, float weight_decay, float mu, bool gradient, Address out,
                                        const std::shared_ptr<Crew>& crew, const py::object& kept) {
-  Order batches(order, samples, table->batch());
+  BatchOrder batches(order, samples, table->batch());
   int64_t count = 0;
   for (const int64_t length : batches.lengths) {
-    if (length < 1 || length > table->batch()) throw Refused("train: a batch is empty or larger than the table's");
+    if (length < 1 || length > table->batch()) throw SettingError("train: a batch is empty or larger than the table's");
     count += length;
   }
   const auto* labels = at<const int64_t>(y);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t which = batches.index[i];
-    if (which < 0 || which >= samples) throw Refused("train: a batch has a sample that is not there");
+    if (which < 0 || which >= samples) throw SettingError("train: a batch has a sample that is not there");
     if (labels[which] < 0 || labels[which] >= table->outputs())
-      throw Refused("train: label " + std::to_string(labels[which]) + " is not one of the model's " +
-                    std::to_string(table->outputs()) + " classes");
+      throw SettingError("train: label " + std::to_string(labels[which]) + " is not one of the model's " +
+                         std::to_string(table->outputs()) + " classes");
   }
-  const train::Call call{at<const float>(start),
-                         at(buffers),
-                         at<const float>(x),
-                         labels,
-                         batches.index,
-                         batches.lengths.data(),
-                         static_cast<int64_t>(batches.lengths.size()),
-                         lr,
-                         momentum,
-                         weight_decay,
-                         mu,
-                         gradient,
-                         at(out),
-                         nullptr};
+  const train::TrainCall call{at<const float>(start),
+                              at(buffers),
+                              at<const float>(x),
+                              labels,
+                              batches.index,
+                              batches.lengths.data(),
+                              static_cast<int64_t>(batches.lengths.size()),
+                              lr,
+                              momentum,
+                              weight_decay,
+                              mu,
+                              gradient,
+                              at(out),
+                              nullptr};
   if (crew) return std::make_unique<Training>(crew, table, std::move(batches), call, kept);
-  const Released released;
+  const GilRelease released;
   table->train(call);
   return nullptr;
 }
 
 uint32_t below(const py::bytes& seed, uint32_t count) {
-  if (count == 0) throw Refused("below: expected a count of at least 1");
+  if (count == 0) throw SettingError("below: expected a count of at least 1");
   return generator(seed).below(count);
 }
 
@@ -147,8 +147,8 @@ void permutations(const py::bytes& seed, uint32_t size, int64_t count, Address o
   train::permute(generator(seed), size, count, at<int64_t>(out));
 }
 
-void evaluate(Table& table, Address start, Address buffers, Address x, int64_t samples, Address outputs) {
-  const Released released;
+void evaluate(LayerTable& table, Address start, Address buffers, Address x, int64_t samples, Address outputs) {
+  const GilRelease released;
   table.evaluate(at<const float>(start), at(buffers), at<const float>(x), samples, at(outputs));
 }
 
@@ -157,17 +157,17 @@ void evaluate(Table& table, Address start, Address buffers, Address x, int64_t s
 void bind_train(py::module_& m) {
   using py::arg;
   const py::kw_only by_name;
-  py::class_<Table, std::shared_ptr<Table>>(m, "Table", "A network as layers that train without torch.")
+  py::class_<LayerTable, std::shared_ptr<LayerTable>>(m, "Table", "A network as layers that train without torch.")
       .def(py::init([](const std::array<int64_t, 3>& shape, const std::vector<py::dict>& layers, int64_t batch,
                        int64_t parameters, int64_t buffers) {
-             return std::make_shared<Table>(train::Shape{shape[0], shape[1], shape[2]}, descriptions(layers), batch,
-                                            parameters, buffers);
+             return std::make_shared<LayerTable>(train::ImageShape{shape[0], shape[1], shape[2]}, descriptions(layers),
+                                                 batch, parameters, buffers);
            }),
            by_name, arg("shape"), arg("layers"), arg("batch"), arg("parameters"), arg("buffers"))
       .def("train", &train_client, by_name, arg("start"), arg("buffers"), arg("x"), arg("y"), arg("samples"),
            arg("order"), arg("lr"), arg("momentum"), arg("weight_decay"), arg("mu"), arg("gradient"), arg("out"),
            arg("crew") = nullptr, arg("kept") = py::none())
-      .def_property_readonly("outputs", &Table::outputs)
+      .def_property_readonly("outputs", &LayerTable::outputs)
       .def("evaluate", &evaluate, by_name, arg("start"), arg("buffers"), arg("x"), arg("samples"), arg("outputs"));
   py::class_<Crew, std::shared_ptr<Crew>>(m, "Crew", "Threads that train clients ahead of time.")
       .def(py::init(&Crew::make), arg("threads"));

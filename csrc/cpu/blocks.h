@@ -65,9 +65,9 @@ void for_each_run(const Update& update, const Kernels& table, int64_t begin, int
 
 // Reads whole blocks of an update in increasing order. A block is read in place if possible, otherwise it is assembled
 // in scratch.
-class Reader {
+class BlockReader {
  public:
-  Reader(const Update& update, const Kernels& table, int64_t position)
+  BlockReader(const Update& update, const Kernels& table, int64_t position)
       : table_(table), piece_(piece_at(update, position)) {}
 
   // How many elements from `position` on are read in place.
@@ -115,9 +115,9 @@ T* shifted(T* pointer, int64_t by) {
 }
 
 template <typename T>
-void raise(std::atomic<T>& largest, T most) {
+void raise(std::atomic<T>& largest, T value) {
   T held = largest.load(std::memory_order_relaxed);
-  while (held < most && !largest.compare_exchange_weak(held, most, std::memory_order_relaxed)) {
+  while (held < value && !largest.compare_exchange_weak(held, value, std::memory_order_relaxed)) {
   }
 }
 
@@ -133,8 +133,8 @@ template <typename Part>
 void for_each_part(int64_t size, int64_t bytes, Part part) {
   if (size == 0) return;
   const int64_t turn = turn_of(size, size * bytes >= kWorthSharing && threads() > 1);
-  auto one = [&](int64_t index) { part(index * turn, std::min(size, (index + 1) * turn)); };
-  parallel((size + turn - 1) / turn, size * bytes, one);
+  auto run_part = [&](int64_t index) { part(index * turn, std::min(size, (index + 1) * turn)); };
+  parallel((size + turn - 1) / turn, size * bytes, run_part);
 }
 
 }  // namespace fastagg::cpu

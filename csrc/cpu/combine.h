@@ -24,17 +24,17 @@ class Desks {
         memory_(rows_.size() * kBlock) {}
 
   // A desk while this lives. There are as many as threads; if there are more threads by now, one waits.
-  class Place {
+  class DeskPlace {
    public:
-    explicit Place(Desks& of) : of_(of) {
+    explicit DeskPlace(Desks& of) : of_(of) {
       for (;; ++at_) {
         if (at_ == of_.taken_.size()) at_ = 0, std::this_thread::yield();
         if (!of_.taken_[at_].exchange(true, std::memory_order_acquire)) return;
       }
     }
-    Place(const Place&) = delete;
-    Place& operator=(const Place&) = delete;
-    ~Place() { of_.taken_[at_].store(false, std::memory_order_release); }
+    DeskPlace(const DeskPlace&) = delete;
+    DeskPlace& operator=(const DeskPlace&) = delete;
+    ~DeskPlace() { of_.taken_[at_].store(false, std::memory_order_release); }
     const float** rows() const { return of_.rows_.data() + first(); }
     float* block(size_t update) const { return of_.memory_.data() + (first() + update) * kBlock; }
 
@@ -57,18 +57,19 @@ class Desks {
 namespace cpu {
 
 // out = n <= 1,024 elements of each row, times its weight, combined. At least one row and at most kMostCombined.
-void combine_rows(const Combining& how, const float* const* rows, int64_t count, const float* weights, int64_t n,
+void combine_rows(const CombineSetting& how, const float* const* rows, int64_t count, const float* weights, int64_t n,
                   float* out);
 
 // Puts elements at..at+n-1 of each update where they can be read as floats: the place's rows.
 struct Kernels;
-void rows_at(const std::vector<Held>& held, const Kernels& table, int64_t at, int64_t n, const Desks::Place& place);
+void rows_at(const std::vector<WeightedUpdate>& held, const Kernels& table, int64_t at, int64_t n,
+             const Desks::DeskPlace& place);
 
 // out = what `combine` makes of whole updates, for which the desks are.
-void combine(const std::vector<Held>& held, const Combine& combine, Desks& desks, float* out);
+void combine(const std::vector<WeightedUpdate>& held, const Combiner& combine, Desks& desks, float* out);
 
 // What a runner's pair_sums (runner.h) tell. Each update is read once.
-std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted, bool apart);
+std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted, bool apart);
 
 }  // namespace cpu
 }  // namespace fastagg

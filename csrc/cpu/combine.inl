@@ -24,14 +24,14 @@ FASTAGG_FN void trimmed_at(const Combination& c, int64_t i) {
 }
 
 template <int N>
-void trimmed_few(const Combination& given) {
-  const Combination c = given;  // a copy: the compiler then knows that no store changes it
+void trimmed_few(const Combination& combination) {
+  const Combination c = combination;  // a copy: the compiler then knows that no store changes it
   int64_t i = 0;
   for (; i + kStrip <= c.n; i += kStrip) {
     ask_for_rows(c, i, kStrip);
     for (int64_t k = i; k < i + kStrip; k += kFloats) trimmed_at<N, Simd>(c, k);
   }
-  for (; i < c.n; ++i) trimmed_at<N, One>(c, i);
+  for (; i < c.n; ++i) trimmed_at<N, ScalarLanes>(c, i);
 }
 
 template <int N = kFewRows>
@@ -46,7 +46,7 @@ FASTAGG_FN void trimmed_up_to(const Combination& c) {
 template <typename Finish>
 FASTAGG_FN void for_sorted(const Combination& c, Finish finish) {
   alignas(64) float values[kMostCombined * 16];
-  alignas(64) float found[kStrip];
+  alignas(64) float numbers[kStrip];
   const int64_t width = c.count * kStrip <= kMostCombined * 16 ? kStrip : 16;
   for (int64_t i = 0; i < c.n; i += width) {
     const int64_t n = i + width <= c.n ? width : c.n - i;
@@ -66,8 +66,8 @@ FASTAGG_FN void for_sorted(const Combination& c, Finish finish) {
         Simd::store(low, a + l), Simd::store(high, b + l);
       }
     });
-    for (int64_t l = 0; l < width; l += kFloats) Simd::store(finish(values + l, width), found + l);
-    memcpy(c.out + i, found, static_cast<size_t>(n) * sizeof(float));
+    for (int64_t l = 0; l < width; l += kFloats) Simd::store(finish(values + l, width), numbers + l);
+    memcpy(c.out + i, numbers, static_cast<size_t>(n) * sizeof(float));
   }
 }
 
@@ -87,8 +87,8 @@ void combine_around(const Combination& c) {
 }
 
 // Rows of weight zero are not read.
-void combine_mean(const Combination& given) {
-  const Combination c = given;
+void combine_mean(const Combination& combination) {
+  const Combination c = combination;
   int64_t i = 0;
   for (; i + kStrip <= c.n; i += kStrip) {
     ask_for_rows(c, i, kStrip);
@@ -118,7 +118,7 @@ constexpr int64_t kTile = kFloats == 16 ? 4 : 2;     // rows whose sums with as 
 // exact in double, and so is the order of the additions on every processor.
 template <bool Apart>
 FASTAGG_FN void pairs_of(const Pairs& p, const int64_t (&rows)[kTile], const int64_t (&columns)[kTile],
-                         double (&found)[kTile][kTile]) {
+                         double (&totals)[kTile][kTile]) {
   const auto at = [&](int64_t row, int64_t i)
                       FASTAGG_INLINE { return widened(p.weights[row] * vector_at<HalfF>(p.rows[row] + i)); };
   D sums[kTile][kTile][kHeldSums] = {};
@@ -150,7 +150,7 @@ FASTAGG_FN void pairs_of(const Pairs& p, const int64_t (&rows)[kTile], const int
         const double b = static_cast<double>(p.weights[columns[c]] * p.rows[columns[c]][l]);
         lanes[l - i] += Apart ? (a - b) * (a - b) : a * b;
       }
-      found[r][c] =
+      totals[r][c] =
           fold_quad(lanes[0], lanes[1], lanes[2], lanes[3]) + fold_quad(lanes[4], lanes[5], lanes[6], lanes[7]);
     }
 }
@@ -168,11 +168,11 @@ FASTAGG_FN void for_tiles(const Pairs& p) {
       for (int64_t r = row; r < row + kTile && r < p.count; ++r)
         for (int64_t c = column; c < column + kTile && c < p.count; ++c) wanted = wanted || p.wants(r, c);
       if (!wanted) continue;
-      double found[kTile][kTile];
-      pairs_of<Apart>(p, rows, columns, found);
+      double totals[kTile][kTile];
+      pairs_of<Apart>(p, rows, columns, totals);
       for (int64_t r = row; r < row + kTile && r < p.count; ++r)
         for (int64_t c = column; c < column + kTile && c < p.count; ++c)
-          if (p.wants(r, c)) p.sums[r * p.count + c] += found[r - row][c - column];
+          if (p.wants(r, c)) p.sums[r * p.count + c] += totals[r - row][c - column];
     }
 }
 

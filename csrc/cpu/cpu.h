@@ -30,7 +30,7 @@ void accumulate(const Update& update, const float* acc, float weight, float* acc
 
 // acc_out = acc + by_0*update_0 + by_1*update_1 + ..., in this order: the bits of one `accumulate` after the other, in
 // one pass. acc_out may be acc.
-void add_held(const std::vector<Held>& held, const float* acc, float* acc_out);
+void add_held(const std::vector<WeightedUpdate>& held, const float* acc, float* acc_out);
 
 // The same, for a sender's memory that may change meanwhile: each element is read once, into the L1 cache. Returns the
 // sum of squares of what was read (sum_squares). If it is not finite, what was written is worth nothing, so it must not
@@ -65,15 +65,15 @@ void read_row(const Rows& rows, int64_t slot, float* out);
 class Tensors {
  public:
   explicit Tensors(std::vector<int64_t> ends);
-  struct Sums {
+  struct TensorSums {
     double update, m, inner;  // |u|^2, |m|^2, u.m
   };
-  Sums of(size_t tensor) const;
+  TensorSums of(size_t tensor) const;
   const std::vector<int64_t>& ends() const { return ends_; }
-  int64_t nbytes() const { return static_cast<int64_t>(parts_.size() * sizeof(Sums)); }
+  int64_t nbytes() const { return static_cast<int64_t>(parts_.size() * sizeof(TensorSums)); }
   // Where parts begin, and the last one ends; their sums, which a device adds up itself.
   std::vector<int64_t> begins() const;
-  Sums* parts() { return parts_.data(); }
+  TensorSums* parts() { return parts_.data(); }
   // Adds elements at..at+count-1, which are in one strand. Several threads may add other ones.
   void add(const float* values, int64_t at, int64_t count);
 
@@ -83,7 +83,7 @@ class Tensors {
   int64_t begin(size_t tensor) const { return tensor == 0 ? 0 : ends_[tensor - 1]; }
   std::vector<int64_t> ends_;
   std::vector<size_t> first_;  // of each tensor: the place of its first part
-  std::vector<Sums> parts_;
+  std::vector<TensorSums> parts_;
 };
 
 // Sum of squares in double, in reduce.h's fixed order (4 bytes per parameter). It is infinite or NaN exactly if some
@@ -117,7 +117,7 @@ bool encode(const Update& update, const Wire& into, const RandomKey& key);
 void decode(const Wire& wire, int64_t at, float* out, int64_t n);  // `at` is a multiple of kScaleBlock
 
 // A client's model after training, and the model it started from. If base is null, `model` is the difference itself.
-struct Trained {
+struct TrainedModel {
   Update model;
   const float* base;
   float weight;
@@ -134,12 +134,13 @@ struct Trained {
 //
 // Bytes per parameter: 4 for each model, 4 for each base that differs from the one before, 8 for the sum (4 if it is
 // new).
-void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
+void fold(const std::vector<TrainedModel>& trained, const float* acc, float* acc_out,
           std::vector<std::atomic<int32_t>>& largest);
 
 // acc_out = acc + weight_0*update_0 + ..., with the bits of one `accumulate_once` for each, which returns squares[k].
 // No update has a base. acc_out is not acc.
-void fold_once(const std::vector<Trained>& updates, const float* acc, float* acc_out, std::vector<double>& squares);
+void fold_once(const std::vector<TrainedModel>& updates, const float* acc, float* acc_out,
+               std::vector<double>& squares);
 
 // FedEcho's distillation loss over a batch of rows (math/distill.h). T is float, or double for gradient checks.
 // Teachers, [rows, classes]: the probabilities of scale*logits, their argmax (the first of equal ones) and entropy in
@@ -152,13 +153,14 @@ void soft_targets(const T* logits, double scale, int64_t rows, int64_t classes, 
 // of the student belongs to the teacher's row `which[r]`, or to row r if `which` is null. A row with the label kIgnored
 // does not count. Throws std::out_of_range, with nothing written, if `which` names a row outside `teachers` or a label
 // is not a class.
-struct Distilled {
+struct DistillationLoss {
   double loss;
   double alpha;
 };
 template <typename T>
-Distilled distill(const T* logits, const T* probs, const int64_t* labels, const double* entropy, const int64_t* which,
-                  int64_t teachers, int64_t rows, int64_t classes, double alpha_min, double alpha_max, T* gradient);
+DistillationLoss distill(const T* logits, const T* probs, const int64_t* labels, const double* entropy,
+                         const int64_t* which, int64_t teachers, int64_t rows, int64_t classes, double alpha_min,
+                         double alpha_max, T* gradient);
 
 // CRC-32C (Castagnoli, as in RFC 3720) of `count` bytes. `before` is the checksum of the bytes before them (0: none).
 // It uses the processor's instruction if there is one, otherwise a table. `in_software` forces the table.

@@ -63,13 +63,13 @@ struct Zeros {
 };
 
 Zeros zeros(int64_t bytes) {
-  Zeros found{};
+  Zeros matrix{};
   for (int bit = 0; bit < 32; ++bit) {
     uint32_t crc = 1u << bit;
     for (int64_t i = 0; i < bytes; ++i) crc = (crc >> 8) ^ kTable.of[0][crc & 255u];
-    found.column[bit] = crc;
+    matrix.column[bit] = crc;
   }
-  return found;
+  return matrix;
 }
 
 // The CRC instruction has a latency of three cycles, and one can start in each cycle. So three parts are read at once.
@@ -96,7 +96,7 @@ FASTAGG_CRC inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return __crc3
 
 #if defined(FASTAGG_CRC)
 FASTAGG_CRC uint32_t hardware(uint32_t crc, const uint8_t* data, int64_t count) {
-  static const Zeros one = zeros(kPart), two = zeros(2 * kPart);
+  static const Zeros one_part = zeros(kPart), two = zeros(2 * kPart);
   for (; count >= 3 * kPart; count -= 3 * kPart, data += 3 * kPart) {
     uint32_t a = crc, b = 0, c = 0;
     for (int64_t i = 0; i < kPart; i += 8) {
@@ -104,7 +104,7 @@ FASTAGG_CRC uint32_t hardware(uint32_t crc, const uint8_t* data, int64_t count) 
       b = crc_word(b, word_at(data + kPart + i));
       c = crc_word(c, word_at(data + 2 * kPart + i));
     }
-    crc = two.times(a) ^ one.times(b) ^ c;
+    crc = two.times(a) ^ one_part.times(b) ^ c;
   }
   for (; count >= 8; count -= 8, data += 8) crc = crc_word(crc, word_at(data));
   for (; count > 0; --count) crc = crc_byte(crc, *data++);

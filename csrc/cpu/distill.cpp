@@ -37,8 +37,9 @@ void soft_targets(const T* logits, double scale, int64_t rows, int64_t classes, 
 }
 
 template <typename T>
-Distilled distill(const T* logits, const T* probs, const int64_t* labels, const double* entropy, const int64_t* which,
-                  int64_t teachers, int64_t rows, int64_t classes, double alpha_min, double alpha_max, T* gradient) {
+DistillationLoss distill(const T* logits, const T* probs, const int64_t* labels, const double* entropy,
+                         const int64_t* which, int64_t teachers, int64_t rows, int64_t classes, double alpha_min,
+                         double alpha_max, T* gradient) {
   int64_t counted = 0;
   double uncertain = 0.0;
   for (int64_t r = 0; r < rows; ++r) {
@@ -70,9 +71,9 @@ Distilled distill(const T* logits, const T* probs, const int64_t* labels, const 
 
 template void soft_targets(const float*, double, int64_t, int64_t, float*, int64_t*, double*);
 template void soft_targets(const double*, double, int64_t, int64_t, double*, int64_t*, double*);
-template Distilled distill(const float*, const float*, const int64_t*, const double*, const int64_t*, int64_t, int64_t,
-                           int64_t, double, double, float*);
-template Distilled distill(const double*, const double*, const int64_t*, const double*, const int64_t*, int64_t,
-                           int64_t, int64_t, double, double, double*);
+template DistillationLoss distill(const float*, const float*, const int64_t*, const double*, const int64_t*, int64_t,
+                                  int64_t, int64_t, double, double, float*);
+template DistillationLoss distill(const double*, const double*, const int64_t*, const double*, const int64_t*, int64_t,
+                                  int64_t, int64_t, double, double, double*);
 
 }  // namespace fastagg::cpu

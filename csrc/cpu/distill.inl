@@ -16,8 +16,8 @@ FASTAGG_FN double fold_lanes(const T* lanes) {
 }
 
 template <typename T>
-FASTAGG_FN void raise(T& most, T value) {
-  most = value > most ? value : most;
+FASTAGG_FN void raise(T& largest, T value) {
+  largest = value > largest ? value : largest;
 }
 
 // The largest value of scale*in. NaN is skipped here; it makes the row's sum NaN later.
@@ -36,13 +36,13 @@ FASTAGG_FN T largest_of(const T* in, T scale, int64_t n) {
 
 // sums[0] = sum of e = exp(scale*in - most), sums[1] = sum of weigh(e, t, i) with t = scale*in - most; out = e.
 template <typename T, typename Weigh>
-FASTAGG_FN void exponentials(const T* in, T scale, T most, int64_t n, T* out, double* sums, Weigh weigh) {
+FASTAGG_FN void exponentials(const T* in, T scale, T largest, int64_t n, T* out, double* sums, Weigh weigh) {
   sums[0] = sums[1] = 0.0;
   for (int64_t at = 0; at < n; at += kBlock) {
     const int64_t end = at + kBlock < n ? at + kBlock : n;
     T plain[kColumns] = {}, weighted[kColumns] = {};
     const auto add = [&](int64_t l, int64_t i) FASTAGG_INLINE {
-      const T t = scale * in[i] - most, e = exp_negative(t);
+      const T t = scale * in[i] - largest, e = exp_negative(t);
       plain[l] += e;
       weighted[l] += weigh(e, t, i);
       out[i] = e;
@@ -61,31 +61,31 @@ FASTAGG_FN void exponentials(const T* in, T scale, T most, int64_t n, T* out, do
 
 template <typename T>
 void soft_targets_row(const T* logits, T scale, int64_t classes, T* probs, int64_t* label, double* entropy) {
-  const T most = largest_of(logits, scale, classes);
+  const T largest = largest_of(logits, scale, classes);
   *label = 0;
-  while (*label + 1 < classes && !(scale * logits[*label] == most)) ++*label;
+  while (*label + 1 < classes && !(scale * logits[*label] == largest)) ++*label;
   double sums[2];
-  exponentials(logits, scale, most, classes, probs, sums,
+  exponentials(logits, scale, largest, classes, probs, sums,
                [](T e, T t, int64_t) FASTAGG_INLINE { return weighed(e, t); });
   const T inverse = static_cast<T>(1.0 / sums[0]);
   FASTAGG_NO_CARRY
   for (int64_t i = 0; i < classes; ++i) probs[i] *= inverse;
-  const double found = log_positive(sums[0]) - sums[1] / sums[0];
-  *entropy = found < 0.0 ? 0.0 : found;  // rounding can make it negative if the teacher is certain
+  const double exact_entropy = log_positive(sums[0]) - sums[1] / sums[0];
+  *entropy = exact_entropy < 0.0 ? 0.0 : exact_entropy;  // rounding can make it negative if the teacher is certain
 }
 
 // Returns the row's loss. gradient = df/dz * share.
 template <typename T>
 double distill_row(const T* logits, const T* probs, int64_t label, double entropy, double alpha, double share,
                    int64_t classes, T* gradient) {
-  const T most = largest_of(logits, T(1), classes);
+  const T largest = largest_of(logits, T(1), classes);
   double sums[2];
-  exponentials(logits, T(1), most, classes, gradient, sums,
+  exponentials(logits, T(1), largest, classes, gradient, sums,
                [=](T, T t, int64_t i) FASTAGG_INLINE { return weighed(probs[i], t); });
   const T inverse = static_cast<T>(1.0 / sums[0]), mix = static_cast<T>(alpha), part = static_cast<T>(share);
   FASTAGG_NO_CARRY
   for (int64_t i = 0; i < classes; ++i) gradient[i] = logit_gradient(gradient[i], inverse, probs[i], mix, part);
   gradient[label] -= static_cast<T>((1.0 - alpha) * share);
-  const double t_label = static_cast<double>(logits[label]) - static_cast<double>(most);
+  const double t_label = static_cast<double>(logits[label]) - static_cast<double>(largest);
   return distillation(alpha, entropy, sums[1], log_positive(sums[0]), t_label);
 }

@@ -30,9 +30,9 @@ class PlainFloats {
 #elif defined(__aarch64__)
   static constexpr uint64_t kModes = 0x1c80000, kPlain = 0;  // flush to zero (both widths), rounding
   static uint64_t modes() {
-    uint64_t found;
-    asm volatile("mrs %0, fpcr" : "=r"(found));
-    return found;
+    uint64_t bits;
+    asm volatile("mrs %0, fpcr" : "=r"(bits));
+    return bits;
   }
   static void set(uint64_t modes) { asm volatile("msr fpcr, %0" : : "r"(modes)); }
 #else

@@ -7,22 +7,22 @@ namespace fastagg::cpu {
 namespace {
 
 // How many models from `first` on one loop adds: 1, 2 or 4 with the same base.
-size_t together(const std::vector<Trained>& trained, size_t first) {
+size_t together(const std::vector<TrainedModel>& trained, size_t first) {
   size_t same = 1;
   while (same < kFolds && first + same < trained.size() && trained[first + same].base == trained[first].base) ++same;
   return same == 3 ? 2 : same;
 }
 
 // A block of what a model began from. In bf16 it is widened into scratch.
-const float* base_at(const Kernels& table, const Trained& one, int64_t at, int64_t n, Scratch& scratch) {
-  if (one.base == nullptr || one.dtype == kFloat32) return shifted(one.base, at);
-  widen(table, {one.base, 0, 0, one.dtype}, at, scratch.values, n);
+const float* base_at(const Kernels& table, const TrainedModel& model, int64_t at, int64_t n, Scratch& scratch) {
+  if (model.base == nullptr || model.dtype == kFloat32) return shifted(model.base, at);
+  widen(table, {model.base, 0, 0, model.dtype}, at, scratch.values, n);
   return scratch.values;
 }
 
 }  // namespace
 
-void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
+void fold(const std::vector<TrainedModel>& trained, const float* acc, float* acc_out,
           std::vector<std::atomic<int32_t>>& largest) {
   if (trained.empty()) return;
   const Kernels& table = kernels();
@@ -38,7 +38,7 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
       const float* before = shifted(acc, at);
       for (size_t first = 0, count = 0; first < trained.size(); first += count) {
         count = together(trained, first);
-        std::optional<Reader> readers[kFolds];  // on the stack: where the sum is being written, nothing may fail
+        std::optional<BlockReader> readers[kFolds];  // on the stack: where the sum is being written, nothing may fail
         int64_t plain = end - at;
         for (size_t k = 0; k < count; ++k)
           plain = std::min(plain, readers[k].emplace(trained[first + k].model, table, at).plain(at));
@@ -59,9 +59,9 @@ void fold(const std::vector<Trained>& trained, const float* acc, float* acc_out,
           run.stream_out = past;
         }
         before = run.out;
-        int32_t most[kFolds];
-        table.fold(run, most);
-        for (size_t k = 0; k < count; ++k) raise(largest[first + k], most[k]);
+        int32_t magnitudes[kFolds];
+        table.fold(run, magnitudes);
+        for (size_t k = 0; k < count; ++k) raise(largest[first + k], magnitudes[k]);
       }
     }
   });

@@ -8,7 +8,7 @@ FASTAGG_FN void ahead_of(const void* pointer) { __builtin_prefetch(pointer, 0, 3
 constexpr int64_t kLine = 16;   // floats in a cache line
 constexpr int64_t kStrip = 64;  // elements between two rounds of prefetches
 
-struct One : Scalar {
+struct ScalarLanes : Scalar {
   static constexpr int64_t kWide = 1;
   FASTAGG_FN F load(const float* from) { return *from; }
   FASTAGG_FN void store(F value, float* to) { *to = value; }
@@ -26,7 +26,7 @@ FASTAGG_FN void put(typename L::F value, float* to, bool streams) {
   L::store(value, to);
 }
 
-struct AlongSingle {
+struct SingleLoop {
   static constexpr bool kReadsX = false;
   template <typename Visit>
   FASTAGG_FN void reads(const Run& r, Visit visit) {
@@ -38,7 +38,7 @@ struct AlongSingle {
   }
 };
 
-struct AlongTurned {
+struct TurnedLoop {
   static constexpr bool kReadsX = false;
   template <typename Visit>
   FASTAGG_FN void reads(const Run& r, Visit visit) {
@@ -50,7 +50,7 @@ struct AlongTurned {
   }
 };
 
-struct AlongFlush {
+struct FlushLoop {
   static constexpr bool kReadsX = false;
   template <typename Visit>
   FASTAGG_FN void reads(const Run& r, Visit visit) {
@@ -62,7 +62,7 @@ struct AlongFlush {
   }
 };
 
-struct AlongBlend {
+struct BlendLoop {
   static constexpr bool kReadsX = true;
   template <typename Visit>
   FASTAGG_FN void reads(const Run& r, Visit visit) {
@@ -76,7 +76,7 @@ struct AlongBlend {
 
 // Reads: there is an old row. Writes: the new row has a place.
 template <bool Both>
-struct AlongMean {
+struct MeanLoop {
   static constexpr bool kReadsX = false;
   template <typename Visit>
   FASTAGG_FN void reads(const Run& r, Visit visit) {
@@ -96,7 +96,7 @@ struct AlongMean {
 };
 
 template <bool Steps>
-struct AlongCalibrated {
+struct CalibratedLoop {
   static constexpr bool kReadsX = false;
   template <typename Visit>
   FASTAGG_FN void reads(const Run& r, Visit visit) {
@@ -118,7 +118,7 @@ struct AlongCalibrated {
   }
 };
 
-struct AlongSum {
+struct SumLoop {
   static constexpr bool kReadsX = false;
   template <typename Visit>
   FASTAGG_FN void reads(const Run& r, Visit visit) {
@@ -130,23 +130,23 @@ struct AlongSum {
   }
 };
 
-struct Gives {};
-struct Moves {};
+struct DirectionOutput {};
+struct SumMove {};
 
 template <typename Towards, typename Does, typename L, bool Streams>
 FASTAGG_FN void fused_at(const Run& r, int64_t i) {
   typedef typename L::F Of;
-  constexpr bool kSteps = !__is_same(Does, Gives) && !__is_same(Does, Moves);
+  constexpr bool kSteps = !__is_same(Does, DirectionOutput) && !__is_same(Does, SumMove);
   Of x{};
   if constexpr (kSteps || Towards::kReadsX) x = L::load(r.x + i);
   const Of d = Towards::template of<L, Streams>(r, i, x);
-  if constexpr (__is_same(Does, Gives)) put<L, Streams>(d, r.out + i, r.stream_out);
+  if constexpr (__is_same(Does, DirectionOutput)) put<L, Streams>(d, r.out + i, r.stream_out);
   if constexpr (kSteps) {
-    MomentsOf<Of> s{};
+    MomentValues<Of> s{};
     if constexpr (Does::kM) s.m = L::load(r.m + i);
     if constexpr (Does::kV) s.v = L::load(r.v + i);
     if constexpr (Does::kVhat) s.vhat = L::load(r.vhat + i);
-    const MomentsOf<Of> before = s;
+    const MomentValues<Of> before = s;
     Does::template advance<L>(d, s, r.hyper, r.hyper.beta1, r.hyper.beta2);
     if constexpr (Does::kM) L::store(s.m, r.m + i);
     if constexpr (Does::kV) L::store(s.v, r.v + i);
@@ -157,7 +157,7 @@ FASTAGG_FN void fused_at(const Run& r, int64_t i) {
 
 template <typename Does>
 FASTAGG_FN void ask_for_state(const Run& r, int64_t i) {
-  if constexpr (!__is_same(Does, Gives) && !__is_same(Does, Moves)) {
+  if constexpr (!__is_same(Does, DirectionOutput) && !__is_same(Does, SumMove)) {
     ahead_of(r.x + i);
     if constexpr (Does::kM) ahead_of(r.m + i);
     if constexpr (Does::kV) ahead_of(r.v + i);
@@ -166,8 +166,8 @@ FASTAGG_FN void ask_for_state(const Run& r, int64_t i) {
 }
 
 template <typename Towards, typename Does>
-void fused(const Run& given) {
-  const Run r = given;  // a copy: the compiler then knows that no store changes it
+void fused(const Run& call) {
+  const Run r = call;  // a copy: the compiler then knows that no store changes it
   int64_t i = 0;
   if (r.ahead != 0 || r.stream_out || r.stream_write) {
     for (; i + kStrip <= r.n; i += kStrip) {
@@ -184,5 +184,5 @@ void fused(const Run& given) {
 #pragma GCC unroll 2
     for (; i + kFloats <= r.n; i += kFloats) fused_at<Towards, Does, Simd, false>(r, i);
   }
-  for (; i < r.n; ++i) fused_at<Towards, Does, One, false>(r, i);
+  for (; i < r.n; ++i) fused_at<Towards, Does, ScalarLanes, false>(r, i);
 }

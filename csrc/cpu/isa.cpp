@@ -71,20 +71,20 @@ const Kernels& kernels() { return *widest.load(std::memory_order_acquire); }
 const Kernels& streaming_kernels() { return *find(kernels().isa, tuning().width / 32); }
 
 std::vector<std::pair<const char*, bool>> isas() {
-  std::vector<std::pair<const char*, bool>> found;
-  for (const Isa& one : kIsas) {
-    const char* name = one.kernels->isa;
-    if (found.empty() || std::strcmp(found.back().first, name) != 0) found.emplace_back(name, one.supported);
+  std::vector<std::pair<const char*, bool>> isas;
+  for (const Isa& isa : kIsas) {
+    const char* name = isa.kernels->isa;
+    if (isas.empty() || std::strcmp(isas.back().first, name) != 0) isas.emplace_back(name, isa.supported);
   }
-  return found;
+  return isas;
 }
 
 const char* isa() { return kernels().isa; }
 
 bool select(const char* name) {
-  const Kernels* found = find(name, 0);
-  if (found != nullptr) widest.store(found, std::memory_order_release);
-  return found != nullptr;
+  const Kernels* kernels = find(name, 0);
+  if (kernels != nullptr) widest.store(kernels, std::memory_order_release);
+  return kernels != nullptr;
 }
 
 }  // namespace fastagg::cpu

@@ -17,7 +17,7 @@
 namespace fastagg::cpu {
 
 // How a fused loop forms its direction.
-enum Along : int {
+enum FusedDirection : int {
   kAlongSingle = 0,
   kAlongTurned,
   kAlongFlush,
@@ -142,7 +142,7 @@ struct Kernels {
   void (*coded[Optimizers::kCount])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);
-  void (*fold)(const Fold& run, int32_t* most);  // most[k]: the bits of the largest magnitude of in[k] - base
+  void (*fold)(const Fold& run, int32_t* largest);  // most[k]: the bits of the largest magnitude of in[k] - base
   // The random words of a whole block, 4 times 128 (rows.inl tells which element uses which). This stage does not wait
   // for memory. So it also prefetches the block at `ask`, which a later stage reads. `ask` may be any address, or null.
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);
@@ -169,12 +169,12 @@ struct Kernels {
   double (*squares_topk[ValueCodecs::kCount])(const Wire& wire, int64_t begin);
   void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
                 double* out);
-  void (*combine[Combines::kCount])(const Combination& run);
+  void (*combine[CombineKinds::kCount])(const Combination& run);
   void (*add_pairs)(const Pairs& run);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
   // Local steps of one client, in a workspace of the network's whose borders are zeros.
-  void (*train)(const train::Net& net, const train::Call& call, float* memory);
+  void (*train)(const train::Net& net, const train::TrainCall& call, float* memory);
 };
 
 // kernels() is the table in use, with the widest vectors of its instruction set. streaming_kernels() is the table for

@@ -89,25 +89,25 @@ constexpr void fill_values(Kernels& to, List<Each...>) {
 template <typename Towards, typename... Each>
 constexpr void fill_steps(void (*(&to)[kActs])(const Run&), List<Each...>) {
   int act = 0;
-  ((to[act++] = Each::kM || !__is_same(Towards, AlongTurned) ? fused<Towards, Each> : nullptr), ...);
-  to[kGives] = fused<Towards, Gives>;
+  ((to[act++] = Each::kM || !__is_same(Towards, TurnedLoop) ? fused<Towards, Each> : nullptr), ...);
+  to[kGives] = fused<Towards, DirectionOutput>;
 }
 
 constexpr Kernels made() {
   Kernels to{};
   to.isa = FASTAGG_ISA;
   to.lanes = FASTAGG_LANES;
-  fill_steps<AlongSingle>(to.fused[kAlongSingle], Optimizers{});
-  fill_steps<AlongTurned>(to.fused[kAlongTurned], Optimizers{});
-  fill_steps<AlongFlush>(to.fused[kAlongFlush], Optimizers{});
-  fill_steps<AlongBlend>(to.fused[kAlongBlend], Optimizers{});
-  fill_steps<AlongMean<true>>(to.fused[kAlongReplace], Optimizers{});
-  fill_steps<AlongMean<false>>(to.fused[kAlongEnter], Optimizers{});
-  fill_steps<AlongCalibrated<true>>(to.fused[kAlongCalibrated], Optimizers{});
-  fill_steps<AlongSum>(to.fused[kAlongSum], Optimizers{});
-  to.fused[kAlongBuffered][kGives] = fused<AlongCalibrated<false>, Gives>;
-  to.fused[kAlongReplace][kMoves] = fused<AlongMean<true>, Moves>;
-  to.fused[kAlongEnter][kMoves] = fused<AlongMean<false>, Moves>;
+  fill_steps<SingleLoop>(to.fused[kAlongSingle], Optimizers{});
+  fill_steps<TurnedLoop>(to.fused[kAlongTurned], Optimizers{});
+  fill_steps<FlushLoop>(to.fused[kAlongFlush], Optimizers{});
+  fill_steps<BlendLoop>(to.fused[kAlongBlend], Optimizers{});
+  fill_steps<MeanLoop<true>>(to.fused[kAlongReplace], Optimizers{});
+  fill_steps<MeanLoop<false>>(to.fused[kAlongEnter], Optimizers{});
+  fill_steps<CalibratedLoop<true>>(to.fused[kAlongCalibrated], Optimizers{});
+  fill_steps<SumLoop>(to.fused[kAlongSum], Optimizers{});
+  to.fused[kAlongBuffered][kGives] = fused<CalibratedLoop<false>, DirectionOutput>;
+  to.fused[kAlongReplace][kMoves] = fused<MeanLoop<true>, SumMove>;
+  to.fused[kAlongEnter][kMoves] = fused<MeanLoop<false>, SumMove>;
 #if !defined(FASTAGG_LOOPS_ONLY)
   fill_coded(to, Optimizers{});
   fill_rows(to, RowFormats{});
@@ -124,9 +124,9 @@ constexpr Kernels made() {
   to.squares = squares_strand;
   to.copy_squares = copy_squares_strand;
   to.apart = apart_strand;
-  to.combine[place_in<Mean>(Combines{})] = combine_mean;
-  to.combine[place_in<Trimmed>(Combines{})] = combine_trimmed;
-  to.combine[place_in<Around>(Combines{})] = combine_around;
+  to.combine[place_in<Mean>(CombineKinds{})] = combine_mean;
+  to.combine[place_in<TrimmedMean>(CombineKinds{})] = combine_trimmed;
+  to.combine[place_in<MeanAroundMedian>(CombineKinds{})] = combine_around;
   to.add_pairs = add_pairs;
   to.distill_f32 = {soft_targets_row<float>, distill_row<float>};
   to.train = train_client;

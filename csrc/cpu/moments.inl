@@ -35,9 +35,9 @@ FASTAGG_FN F decoded_v(U words) {
 // c's bits.
 template <int I>
 FASTAGG_FN U encoded_m(F value, U random, float unit, uint32_t minus, U codes) {
-  const U given = (U)value;
-  const U above = (U)((F)(given & 0x7fffffffu) + unit) + pick(random, kCutMask, U{} + minus);
-  return pick(shift<8 * I - 24>(given), 0x80u << (8 * I), pick(shift<8 * I - kCut>(above), 0x7fu << (8 * I), codes));
+  const U bits = (U)value;
+  const U above = (U)((F)(bits & 0x7fffffffu) + unit) + pick(random, kCutMask, U{} + minus);
+  return pick(shift<8 * I - 24>(bits), 0x80u << (8 * I), pick(shift<8 * I - kCut>(above), 0x7fu << (8 * I), codes));
 }
 
 template <int I>
@@ -48,7 +48,7 @@ FASTAGG_FN U encoded_v(F value, U random, float unit, uint32_t minus, U codes) {
 }
 
 // The state of a block between its step and its encoding.
-struct Fresh {
+struct SteppedBlock {
   alignas(64) float m[kScaleBlock], v[kScaleBlock], vhat[kScaleBlock];
   alignas(64) uint32_t words[kQuarter];
   float most_m, most_v;  // the largest magnitude of m; and of v or vhat
@@ -56,7 +56,7 @@ struct Fresh {
 };
 
 // The values that a loop over a block's 64 words keeps in registers.
-struct Turn {
+struct BlockFactors {
   Hyper h;
   float full_m, full_v, decay1, decay2;
   float old_full_m, old_full_v;  // of the block before
@@ -64,7 +64,7 @@ struct Turn {
   uint32_t minus_m, minus_v;
 };
 
-struct Words3 {
+struct MomentWords {
   U m, v, vhat, old_m, old_v, old_vhat, random, m_out, v_out;
 };
 
@@ -77,12 +77,12 @@ struct Vectors {
 };
 
 template <typename Opt, int I>
-FASTAGG_FN void advance_quarter(const Turn& t, const Vectors& at_block, Fresh& now, int64_t j, const Words3& w,
-                                F& most_m, F& most_v) {
+FASTAGG_FN void advance_quarter(const BlockFactors& t, const Vectors& at_block, SteppedBlock& now, int64_t j,
+                                const MomentWords& w, F& most_m, F& most_v) {
   const int64_t at = I * kQuarter + j;
   ahead_of(at_block.x + at + at_block.ahead);
   if (at_block.ahead != 0) ahead_of(at_block.direction + at + at_block.ahead);
-  MomentsOf<F> held{};
+  MomentValues<F> held{};
   held.m = decoded_m<I>(w.m);
   if constexpr (Opt::kV) held.v = decoded_v<I>(w.v);
   if constexpr (Opt::kScalesV) held.v = held.v * t.full_v;
@@ -100,9 +100,10 @@ FASTAGG_FN void advance_quarter(const Turn& t, const Vectors& at_block, Fresh& n
 }
 
 template <typename Opt, int I>
-FASTAGG_FN void finish_quarter(const Turn& t, const Vectors& at_block, const Fresh& before, int64_t j, Words3& w) {
+FASTAGG_FN void finish_quarter(const BlockFactors& t, const Vectors& at_block, const SteppedBlock& before, int64_t j,
+                               MomentWords& w) {
   const int64_t at = I * kQuarter + j;
-  MomentsOf<F> old{}, held{};
+  MomentValues<F> old{}, held{};
   old.m = decoded_m<I>(w.old_m) * t.old_full_m;
   held.m = vector_at<F>(before.m + at);
   if constexpr (Opt::kV) {
@@ -123,7 +124,8 @@ FASTAGG_FN void finish_quarter(const Turn& t, const Vectors& at_block, const Fre
 // In one loop: advances the moments of block `b` into `now`, and moves and encodes block b-1 from `before`. The first
 // consists of long chains of additions, and the second waits for divisions. Neither alone keeps the processor busy.
 template <typename Opt, bool Advances, bool Finishes>
-FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hyper, Fresh& now, const Fresh& before) {
+FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hyper, SteppedBlock& now,
+                           const SteppedBlock& before) {
   const uint32_t* m = block.m + b * kQuarter;
   const uint32_t* v = block.v + b * kQuarter;
   const uint32_t* vhat = block.vhat + b * kQuarter;
@@ -131,7 +133,7 @@ FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hype
     const int64_t at = of * kScaleBlock;
     return Vectors{block.direction + at, block.x + at, block.x_out + at, block.ahead};
   };
-  Turn t{};
+  BlockFactors t{};
   t.h = hyper;
   Vectors at_now{}, at_before{};
   if constexpr (Advances) {
@@ -154,7 +156,7 @@ FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hype
   }
   F most_m{}, most_v{};
   for (int64_t j = 0; j < kQuarter; j += kFloats) {
-    Words3 w{};
+    MomentWords w{};
     if constexpr (Advances) {
       w.m = vector_at<U>(m + j);
       if (block.ahead != 0) ahead_of(m + j + block.ahead / 2);
@@ -203,7 +205,7 @@ void keep_finite(float* values) {
 
 // Chooses the units in which a block is stored after its step.
 template <typename Opt>
-FASTAGG_FN void choose_units(Fresh& fresh) {
+FASTAGG_FN void choose_units(SteppedBlock& fresh) {
   const float largest = float_from_bits(kLargest);
   if (fresh.most_m > largest || fresh.most_v > largest) {
     keep_finite(fresh.m);
@@ -218,7 +220,7 @@ FASTAGG_FN void choose_units(Fresh& fresh) {
 
 // vhat = max(vhat, v), on codes. Both are rounded with the same random bits, which keeps their order. So the larger
 // code belongs to the larger value. If the unit has changed, vhat is first encoded again.
-FASTAGG_FN void raise_vhat(const CodedBlock& block, int64_t b, const Fresh& fresh) {
+FASTAGG_FN void raise_vhat(const CodedBlock& block, int64_t b, const SteppedBlock& fresh) {
   uint32_t* vhat = block.vhat + b * kQuarter;
   if (bits_of(block.units_v[b]) != fresh.unit_v) {
     const float full = full_of(block.units_v[b], kSpanV), unit = float_from_bits(fresh.unit_v);
@@ -240,17 +242,17 @@ FASTAGG_FN void raise_vhat(const CodedBlock& block, int64_t b, const Fresh& fres
 
 template <typename Opt>
 void coded_block(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first) {
-  Fresh fresh[2];
+  SteppedBlock fresh[2];
   const int64_t blocks = block.n / kScaleBlock;
   const auto settle = [&](int64_t b) {
-    const Fresh& found = fresh[b % 2];
-    if constexpr (Opt::kVhat) raise_vhat(block, b, found);
-    block.units_m[b] = float_from_bits(found.unit_m);
-    if constexpr (Opt::kV) block.units_v[b] = float_from_bits(found.unit_v);
+    const SteppedBlock& settled = fresh[b % 2];
+    if constexpr (Opt::kVhat) raise_vhat(block, b, settled);
+    block.units_m[b] = float_from_bits(settled.unit_m);
+    if constexpr (Opt::kV) block.units_v[b] = float_from_bits(settled.unit_v);
   };
   for (int64_t b = 0; b < blocks; ++b) {
-    Fresh& now = fresh[b % 2];
-    const Fresh& before = fresh[(b + 1) % 2];
+    SteppedBlock& now = fresh[b % 2];
+    const SteppedBlock& before = fresh[(b + 1) % 2];
     philox_words<kMomentCalls>(key, first + b, now.words, nullptr);
     if (b == 0) {
       coded_turn<Opt, true, false>(block, b, hyper, now, before);

@@ -28,11 +28,11 @@ void noise_block(const NoiseBlock& run) {
       for (++turn; line * kTurns < turn * kLines; ++line)
         for (const float* ask : run.ask)
           if (ask != nullptr) ahead_of(ask + line * kLine);
-      F one, other;
-      normal_pair<NoiseLanes>(words[w], words[w + 8], one, other);
+      F normal, other;
+      normal_pair<NoiseLanes>(words[w], words[w + 8], normal, other);
       float* const at = run.out + w * kNoiseCalls + call;
       float* const beside = at + 8 * kNoiseCalls;
-      NoiseLanes::store(with_noise(NoiseLanes::load(at), scale, one), at);
+      NoiseLanes::store(with_noise(NoiseLanes::load(at), scale, normal), at);
       NoiseLanes::store(with_noise(NoiseLanes::load(beside), scale, other), beside);
     }
   }

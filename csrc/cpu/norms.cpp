@@ -12,9 +12,9 @@
 namespace fastagg::cpu {
 namespace {
 
-using Sums = std::array<double, 3>;
+using TensorSums = std::array<double, 3>;
 
-double total_of_groups(const std::vector<Sums>& groups, size_t which) {
+double total_of_groups(const std::vector<TensorSums>& groups, size_t which) {
   return fastagg::total_of_groups(groups.size(), [&](size_t g) { return groups[g][which]; });
 }
 
@@ -80,21 +80,21 @@ int64_t strands_at_a_time(int64_t strands) {
 // This pass only reads, so it waits for memory. Some processors prefetch only within a page. For them the pass reads a
 // group's strands at several places in turn. The strands are still added in order.
 template <typename Of, typename Before>
-std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of sums, Before before) {
+std::vector<TensorSums> group_sums(const Update& update, int used, int64_t bytes, Of sums, Before before) {
   const int64_t strands = (update.size + kStrand - 1) / kStrand, per = strands_at_a_time(strands);
-  std::vector<Sums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup), Sums{});
-  std::vector<Sums> found(per < kGroupStrands ? static_cast<size_t>(strands) : 0);
+  std::vector<TensorSums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup), TensorSums{});
+  std::vector<TensorSums> strand_sums(per < kGroupStrands ? static_cast<size_t>(strands) : 0);
   const Kernels& table = kernels();
   const int64_t turns = std::max<int64_t>(per / tuning().places, 1);
-  const auto add = [&](const Sums* of_strands, int64_t first, int64_t last) {
-    Sums& total = groups[static_cast<size_t>(first / kGroupStrands)];
+  const auto add = [&](const TensorSums* of_strands, int64_t first, int64_t last) {
+    TensorSums& total = groups[static_cast<size_t>(first / kGroupStrands)];
     for (int64_t s = first; s < last; ++s)
       for (int k = 0; k < used; ++k) total[static_cast<size_t>(k)] += of_strands[s - first][static_cast<size_t>(k)];
   };
   auto part = [&](int64_t index) {
     const int64_t first = index * per, last = std::min(strands, first + per);
-    Sums whole[kGroupStrands];
-    Sums* const out = found.empty() ? whole : &found[static_cast<size_t>(first)];
+    TensorSums whole[kGroupStrands];
+    TensorSums* const out = strand_sums.empty() ? whole : &strand_sums[static_cast<size_t>(first)];
     Strand scratch;
     for (int64_t turn = 0; turn < turns; ++turn)
       for (int64_t s = first + turn; s < last; s += turns) {
@@ -102,17 +102,17 @@ std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of s
         double* const sum = out[s - first].data();
         if (!before(at, count, sum)) sums(strand_of(update, table, at, count, scratch), at, count, sum);
       }
-    if (found.empty()) add(whole, first, last);
+    if (strand_sums.empty()) add(whole, first, last);
   };
   // A pass that only reads hands nothing over, so already two groups are worth sharing.
   parallel((strands + per - 1) / per, std::max(update.size * bytes, kWorthSharing), part);
-  for (int64_t first = 0; !found.empty() && first < strands; first += kGroupStrands)
-    add(&found[static_cast<size_t>(first)], first, std::min(strands, first + kGroupStrands));
+  for (int64_t first = 0; !strand_sums.empty() && first < strands; first += kGroupStrands)
+    add(&strand_sums[static_cast<size_t>(first)], first, std::min(strands, first + kGroupStrands));
   return groups;
 }
 
 template <typename Of>
-std::vector<Sums> group_sums(const Update& update, int used, int64_t bytes, Of sums) {
+std::vector<TensorSums> group_sums(const Update& update, int used, int64_t bytes, Of sums) {
   return group_sums(update, used, bytes, sums, [](int64_t, int64_t, double*) { return false; });
 }
 
@@ -128,17 +128,17 @@ void squares_of_strand(const float* values, int64_t, int64_t count, double* out)
 double copied(const Update& update, int64_t at, int64_t count, Strand& copy) {
   const int64_t ahead = tuning().prefetch, whole = whole_rows(count);
   const float* const from = plain_at(update, at, count);
-  double found[kSums];
+  double sums[kSums];
   if (from != nullptr && whole == count) {
-    kernels().copy_squares(from, copy.values, count, ahead, found);
-    return found[0];
+    kernels().copy_squares(from, copy.values, count, ahead, sums);
+    return sums[0];
   }
   for_each_run(update, kernels(), at, at + count, [&](const float* values, int64_t start, int64_t n) {
     std::memcpy(copy.values + (start - at), values, static_cast<size_t>(n) * sizeof(float));
   });
   std::memset(copy.values + count, 0, static_cast<size_t>(whole - count) * sizeof(float));
-  kernels().squares(copy.values, whole, ahead, found);
-  return found[0];
+  kernels().squares(copy.values, whole, ahead, sums);
+  return sums[0];
 }
 
 auto squares_and(Tensors* tensors) {
@@ -218,27 +218,26 @@ void Tensors::add(const float* values, int64_t at, int64_t count) {
   const Kernels& table = kernels();
   auto tensor = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), at) - ends_.begin());
   for (const int64_t end = at + count; at < end; ++tensor) {
-    const int64_t some = std::min(end, ends_[tensor]) - at, n = whole_rows(some);
+    const int64_t length = std::min(end, ends_[tensor]) - at, n = whole_rows(length);
     Strand of_update, of_m;
-    double found[kSums];
-    table.apart(of_update.padded(values, some, n), of_m.padded(m + at, some, n), kZeros.values, true, n,
-                tuning().prefetch, found);
-    parts_[first_[tensor] + static_cast<size_t>(at / kStrand - begin(tensor) / kStrand)] = {found[0], found[1],
-                                                                                            found[2]};
-    values += some, at += some;
+    double sums[kSums];
+    table.apart(of_update.padded(values, length, n), of_m.padded(m + at, length, n), kZeros.values, true, n,
+                tuning().prefetch, sums);
+    parts_[first_[tensor] + static_cast<size_t>(at / kStrand - begin(tensor) / kStrand)] = {sums[0], sums[1], sums[2]};
+    values += length, at += length;
   }
 }
 
 std::vector<int64_t> Tensors::begins() const {
-  std::vector<int64_t> found;
+  std::vector<int64_t> ends;
   for (size_t i = 0; i < ends_.size(); ++i)
-    for (int64_t at = begin(i); at < ends_[i]; at = (at / kStrand + 1) * kStrand) found.push_back(at);
-  found.push_back(ends_.empty() ? 0 : ends_.back());
-  return found;
+    for (int64_t at = begin(i); at < ends_[i]; at = (at / kStrand + 1) * kStrand) ends.push_back(at);
+  ends.push_back(ends_.empty() ? 0 : ends_.back());
+  return ends;
 }
 
-Tensors::Sums Tensors::of(size_t tensor) const {
-  Sums total{};
+Tensors::TensorSums Tensors::of(size_t tensor) const {
+  TensorSums total{};
   const size_t last = tensor + 1 < first_.size() ? first_[tensor + 1] : parts_.size();
   for (size_t i = first_[tensor]; i < last; ++i)
     total = {total.update + parts_[i].update, total.m + parts_[i].m, total.inner + parts_[i].inner};
@@ -249,7 +248,7 @@ double sum_squares(const Update& update, Tensors* tensors) {
   const Piece* const only = update.pieces.size() == 1 ? update.pieces.data() : nullptr;
   const Wire* const wire = only != nullptr && only->dtype == kEncoded ? static_cast<const Wire*>(only->data) : nullptr;
   if (tensors == nullptr && wire != nullptr && wire->indices != nullptr) {
-    std::vector<Sums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup));
+    std::vector<TensorSums> groups(static_cast<size_t>((update.size + kGroup - 1) / kGroup));
     const auto squares = kernels().squares_topk[wire->values];
     auto group = [&](int64_t g) { groups[static_cast<size_t>(g)][0] = squares(*wire, g * kGroup); };
     parallel(static_cast<int64_t>(groups.size()), std::max(8 * wire->count, kWorthSharing), group);
@@ -283,28 +282,29 @@ double read_once(const Update& update, const Visit& visit) {
   return total_of_groups(group_sums(update, 1, 8, squares_of_strand, take), 0);
 }
 
-void fold_once(const std::vector<Trained>& updates, const float* acc, float* acc_out, std::vector<double>& squares) {
+void fold_once(const std::vector<TrainedModel>& updates, const float* acc, float* acc_out,
+               std::vector<double>& squares) {
   const Kernels& table = kernels();
   const int64_t size = updates.front().model.size, ahead = tuning().prefetch;
   const size_t count = updates.size(), groups = static_cast<size_t>((size + kGroup - 1) / kGroup);
   const bool past = bypasses(4 * size * static_cast<int64_t>(count + 2)) && acc_out != acc && aligned(acc_out);
   std::vector<double> sums(groups * count);  // of each group
   auto group = [&](int64_t index) {
-    double* const found = sums.data() + static_cast<size_t>(index) * count;
+    double* const totals = sums.data() + static_cast<size_t>(index) * count;
     Strand copies[kFolds], total;  // all but the last are added here
     for (int64_t at = index * kGroup, end = std::min(size, at + kGroup); at < end; at += kStrand) {
       const int64_t n = std::min(kStrand, end - at);
       const float* before = shifted(acc, at);
-      for (size_t first = 0, some = 0; first < count; first += some) {
+      for (size_t first = 0, folded = 0; first < count; first += folded) {
         // Nothing is added to the first of a sum, not even zero: it would change the sign of one.
-        some = before == nullptr ? 1 : std::min<size_t>(kFolds, count - first);
-        some = some == 3 ? 2 : some;
+        folded = before == nullptr ? 1 : std::min<size_t>(kFolds, count - first);
+        folded = folded == 3 ? 2 : folded;
         Fold fold{};
-        for (size_t k = 0; k < some; ++k) {
-          found[first + k] += copied(updates[first + k].model, at, n, copies[k]);
+        for (size_t k = 0; k < folded; ++k) {
+          totals[first + k] += copied(updates[first + k].model, at, n, copies[k]);
           fold.in[k] = copies[k].values, fold.weight[k] = updates[first + k].weight;
         }
-        const bool last = first + some == count;
+        const bool last = first + folded == count;
         float* const out = last ? acc_out + at : total.values;
         if (before == nullptr) {
           Run run{};
@@ -312,10 +312,10 @@ void fold_once(const std::vector<Trained>& updates, const float* acc, float* acc
           run.out = out, run.n = n;
           table.fused[kAlongSingle][kGives](run);
         } else {
-          fold.count = static_cast<int>(some), fold.acc = before, fold.out = out;
+          fold.count = static_cast<int>(folded), fold.acc = before, fold.out = out;
           fold.n = n, fold.ahead = before == total.values ? 0 : ahead, fold.stream_out = last && past;
-          int32_t most[kFolds];
-          table.fold(fold, most);
+          int32_t largest[kFolds];
+          table.fold(fold, largest);
         }
         before = out;
       }
@@ -339,7 +339,7 @@ Distances distances(const Update& update, const float* x, const float* base, boo
     table.apart(of_update.padded(values, count, n), of_x.padded(x + at, count, n), of_base.padded(base + at, count, n),
                 wants_inner, n, ahead, out);
   };
-  const std::vector<Sums> groups = group_sums(update, wants_inner ? 3 : 2, 12, sums);
+  const std::vector<TensorSums> groups = group_sums(update, wants_inner ? 3 : 2, 12, sums);
   return {total_of_groups(groups, 1), total_of_groups(groups, 0), wants_inner ? total_of_groups(groups, 2) : 0.0};
 }
 

@@ -276,17 +276,17 @@ class Pool {
 
 // Everything that a forked child must not inherit in an intermediate state. The child gets a new State. The old one is
 // left behind, with the parent's threads, which do not exist in the child.
-struct State {
+struct PoolState {
   std::mutex busy;
   std::unique_ptr<Pool> pool;
 };
 
 std::atomic<int> wanted{1};
 
-std::atomic<State*>& state() {
-  static std::atomic<State*> instance{[] {
-    pthread_atfork(nullptr, nullptr, [] { state().store(new State); });
-    return new State;  // never destroyed: workers may outlive static destructors at exit
+std::atomic<PoolState*>& state() {
+  static std::atomic<PoolState*> instance{[] {
+    pthread_atfork(nullptr, nullptr, [] { state().store(new PoolState); });
+    return new PoolState;  // never destroyed: workers may outlive static destructors at exit
   }()};
   return instance;
 }
@@ -299,7 +299,7 @@ void set_threads(int count) { wanted.store(count); }
 void parallel(int64_t chunks, int64_t bytes, Task task, void* context) {
   const PlainFloats plain;
   const int count = wanted.load();
-  State& shared = *state().load();
+  PoolState& shared = *state().load();
   if (count == 1 || chunks == 1 || bytes < kWorthSharing || !shared.busy.try_lock()) {
     for (int64_t chunk = 0; chunk < chunks; ++chunk) task(context, chunk);
     return;

@@ -59,12 +59,12 @@ static_assert(kHalf == kCalls, "a scale block shares one word of every call");
 // The largest magnitude in one scale block. The bits of non-negative floats have the same order as the floats. An
 // integer maximum may be taken in any order.
 FASTAGG_FN float absmax(const float* in) {
-  int32_t most = 0;
+  int32_t largest = 0;
   for (int64_t i = 0; i < kScaleBlock; ++i) {
     const int32_t pattern = static_cast<int32_t>(bits_of(in[i]) & 0x7fffffffu);
-    most = pattern > most ? pattern : most;
+    largest = pattern > largest ? pattern : largest;
   }
-  return float_from_bits(static_cast<uint32_t>(most));
+  return float_from_bits(static_cast<uint32_t>(largest));
 }
 
 // Computes all scales of a block first. So the divisions wait only for the maxima, not for the rounding in between. The
@@ -99,7 +99,7 @@ FASTAGG_FN void ask_for_codes(const typename Format::Code* codes, int64_t ahead)
 
 // Stores a row; with `Sums` it also does the exchange in the sum and the first term. Doing all in one pass keeps codes
 // in registers and takes a fifth less time than separate passes.
-template <typename Format, bool Sums, bool Old, bool Termed>
+template <typename Format, bool TensorSums, bool Old, bool Termed>
 FASTAGG_FN void change_of(const RowChange& change) {
   constexpr bool kScaled = Format::kLevels > 0;
   float scales[kBlock / kScaleBlock], inverses[kBlock / kScaleBlock];
@@ -118,8 +118,8 @@ FASTAGG_FN void change_of(const RowChange& change) {
     const typename Format::Code* read = Old ? codes_of<Format>(change.read, index) : nullptr;
     const typename Format::Code* term = Termed ? codes_of<Format>(change.term, index) : nullptr;
     typename Format::Code* write = codes_of<Format>(change.write, index);
-    float* sum = Sums ? change.sum + b : nullptr;
-    if constexpr (Sums) ask_for_halves(sum + change.ahead);
+    float* sum = TensorSums ? change.sum + b : nullptr;
+    if constexpr (TensorSums) ask_for_halves(sum + change.ahead);
     if (change.ahead != 0) {
       for (int64_t line = 0; line < kScaleBlock; line += kLine) ahead_of(change.ask + b + line);
       if constexpr (Old) ask_for_codes<Format>(read, change.ahead);
@@ -135,7 +135,7 @@ FASTAGG_FN void change_of(const RowChange& change) {
       const uint32_t word = Format::kRandom ? words[i] : 0u;
       const int32_t put_first = Format::put(first, word & 0xffffu), put_second = Format::put(second, word >> 16);
       Format::join(write, i, kHalf, put_first, put_second);
-      if constexpr (Sums) {
+      if constexpr (TensorSums) {
         const float left_first = Old ? Format::value(old_first, old_scale) : 0.0f;
         const float left_second = Old ? Format::value(old_second, old_scale) : 0.0f;
         const float kept_first = Format::kept(put_first, scale), kept_second = Format::kept(put_second, scale);
@@ -171,9 +171,9 @@ FASTAGG_FN void for_each_value(const Row& row, const float* sum, int64_t n, int6
     if (sum != nullptr) ask_for_halves(sum + b);
     if (ahead != 0) ask_for_codes<Format>(codes, ahead);
     const auto pair = [=](int64_t i, float& first, float& second) FASTAGG_INLINE {
-      int32_t one, other;
-      Format::split(codes, i, kHalf, one, other);
-      first = Format::value(one, scale);
+      int32_t code, other;
+      Format::split(codes, i, kHalf, code, other);
+      first = Format::value(code, scale);
       second = Format::value(other, scale);
     };
     if (n - b >= kScaleBlock) {

@@ -45,12 +45,12 @@ void portable(uint32_t* state, const uint8_t* data, size_t blocks) {
     std::memcpy(s, state, sizeof s);
     for (int i = 0; i < 64; ++i) {
       const uint32_t e = s[4], a = s[0];
-      const uint32_t one =
+      const uint32_t first =
           s[7] + (turned(e, 6) ^ turned(e, 11) ^ turned(e, 25)) + ((e & s[5]) ^ (~e & s[6])) + kRounds[i] + w[i];
       const uint32_t two = (turned(a, 2) ^ turned(a, 13) ^ turned(a, 22)) + ((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
       for (int k = 7; k > 0; --k) s[k] = s[k - 1];
-      s[4] += one;
-      s[0] = one + two;
+      s[4] += first;
+      s[0] = first + two;
     }
     for (int i = 0; i < 8; ++i) state[i] += s[i];
   }
@@ -158,9 +158,9 @@ Digest Sha256::digest() {
   const size_t zeros = (119 - size_ % 64) % 64 + 1;  // 0x80 is the first of them
   for (int i = 0; i < 8; ++i) end[zeros + static_cast<size_t>(i)] = static_cast<uint8_t>(bits >> (56 - 8 * i));
   add(end, zeros + 8);
-  Digest found;
-  for (size_t i = 0; i < 32; ++i) found[i] = static_cast<uint8_t>(state_[i / 4] >> (24 - 8 * (i % 4)));
-  return found;
+  Digest digest;
+  for (size_t i = 0; i < 32; ++i) digest[i] = static_cast<uint8_t>(state_[i / 4] >> (24 - 8 * (i % 4)));
+  return digest;
 }
 
 }  // namespace fastagg::cpu

@@ -26,9 +26,9 @@ typedef uint64_t W __attribute__((vector_size(4 * kFloats)));
 
 template <typename V, typename T>
 FASTAGG_FN V vector_at(const T* from) {
-  V found;
-  memcpy(&found, from, sizeof found);
-  return found;
+  V vector;
+  memcpy(&vector, from, sizeof vector);
+  return vector;
 }
 
 template <typename V, typename T>
@@ -78,9 +78,9 @@ struct Simd {
 #elif defined(__ARM_NEON)
     return (F)vsqrtq_f32((float32x4_t)value);
 #else
-    F found;
-    for (int64_t i = 0; i < kFloats; ++i) found[i] = sqrtf(value[i]);
-    return found;
+    F root;
+    for (int64_t i = 0; i < kFloats; ++i) root[i] = sqrtf(value[i]);
+    return root;
 #endif
   }
 
@@ -119,9 +119,9 @@ struct Simd {
 #elif defined(__ARM_NEON)
     return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
-    F found;
-    for (int64_t i = 0; i < kFloats; ++i) found[i] = fused_multiply_add(a[i], b[i], c[i]);
-    return found;
+    F lanes;
+    for (int64_t i = 0; i < kFloats; ++i) lanes[i] = fused_multiply_add(a[i], b[i], c[i]);
+    return lanes;
 #endif
   }
 
@@ -142,13 +142,13 @@ struct Simd {
 };
 
 // The larger of `most` and |value|. NaN is skipped.
-FASTAGG_FN F larger_magnitude(F most, F value) {
+FASTAGG_FN F larger_magnitude(F largest, F value) {
 #if defined(FASTAGG_512)
-  return (F)_mm512_maskz_range_ps(0xffff, (__m512)value, (__m512)most, 0x0b);
+  return (F)_mm512_maskz_range_ps(0xffff, (__m512)value, (__m512)largest, 0x0b);
 #elif defined(FASTAGG_256VL)
-  return (F)_mm256_maskz_range_ps(0xff, (__m256)value, (__m256)most, 0x0b);
+  return (F)_mm256_maskz_range_ps(0xff, (__m256)value, (__m256)largest, 0x0b);
 #else
-  return Simd::larger((F)((U)value & 0x7fffffffu), most);
+  return Simd::larger((F)((U)value & 0x7fffffffu), largest);
 #endif
 }
 

@@ -26,8 +26,8 @@ bool add_sparse(const Wire& wire, float by, int64_t at, int64_t n, float* out, b
 }
 
 // The block of acc + held[0] + ... + held[count-1], added in order in the L1 cache. Null: there is nothing.
-const float* add_block(const Kernels& table, const std::vector<Held>& held, size_t count, const float* acc, int64_t at,
-                       int64_t n, float* out) {
+const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& held, size_t count, const float* acc,
+                       int64_t at, int64_t n, float* out) {
   bool signed_zeros = true;
   for (size_t k = 0; k < count; ++k) {
     const Piece& piece = held[k].update->pieces.front();
@@ -42,7 +42,7 @@ const float* add_block(const Kernels& table, const std::vector<Held>& held, size
       table.add_row[format](out, row, held[k].by, n, 2 * kBlock);
       continue;
     }
-    Reader reader(*held[k].update, table, at);
+    BlockReader reader(*held[k].update, table, at);
     Run run{};
     run.update = reader.block(at, n);
     run.gain = held[k].by;
@@ -55,9 +55,9 @@ const float* add_block(const Kernels& table, const std::vector<Held>& held, size
 }
 
 // Everything that a step needs except its position, which `at` adds.
-class Step {
+class BlockStep {
  public:
-  Step(const Update& update, const Direction& direction, const Optimizer& optimizer)
+  BlockStep(const Update& update, const Direction& direction, const Optimizer& optimizer)
       : update_(update), direction_(direction), optimizer_(optimizer), table_(kernels()) {
     whole_.gain = static_cast<float>(direction.gain);
     whole_.weight = static_cast<float>(direction.weight);
@@ -102,7 +102,7 @@ class Step {
       if (direction_.kind == kMean && direction_.row.coded.data != nullptr) {
         for (int64_t at = begin; at < end; at += kBlock) entered(at, std::min(kBlock, end - at));
       } else if (stages || in_scratch_) {
-        Reader reader(update_, table_, begin);
+        BlockReader reader(update_, table_, begin);
         for (int64_t at = begin; at < end; at += kBlock) {
           const int64_t n = std::min(kBlock, end - at);
           if (direction_.buffer.held != nullptr)
@@ -111,7 +111,7 @@ class Step {
             cached(reader, at, n);
           else
             on_model(at, n, [&](auto place) {
-              each_turn(reader.block(at, n), at, n, [&](Along from, Run& part, int64_t first) {
+              each_turn(reader.block(at, n), at, n, [&](FusedDirection from, Run& part, int64_t first) {
                 place(part, first);
                 optimize(from, part, first);
               });
@@ -120,7 +120,7 @@ class Step {
       } else if (direction_.turns != nullptr) {
         const Kernels& loops = loops_for(update_.size * bytes());
         for_each_run(update_, table_, begin, end, [&](const float* values, int64_t at, int64_t n) {
-          each_turn(values, at, n, [&](Along from, Run& part, int64_t) { loops.fused[from][act()](part); });
+          each_turn(values, at, n, [&](FusedDirection from, Run& part, int64_t) { loops.fused[from][act()](part); });
         });
       } else {
         for_each_run(update_, table_, begin, end,
@@ -134,7 +134,7 @@ class Step {
   bool is_noisy() const { return optimizer_.steps() && direction_.noise.deviation > 0.0f; }
   bool is_plain() const { return direction_.row.format == kPlainRows; }
 
-  Along along() const {
+  FusedDirection along() const {
     switch (direction_.kind) {
       case kFlush: return kAlongFlush;
       case kBlend: return kAlongBlend;
@@ -149,11 +149,12 @@ class Step {
   // The approximate number of bytes touched per element. It decides whether waking threads is worth it.
   int64_t bytes() const {
     int64_t vectors = 1;
-    for (const void* one : {static_cast<const void*>(whole_.acc), static_cast<const void*>(whole_.base),
-                            static_cast<const void*>(whole_.sum), static_cast<const void*>(whole_.x),
-                            static_cast<const void*>(whole_.m), static_cast<const void*>(whole_.v),
-                            static_cast<const void*>(whole_.vhat), static_cast<const void*>(direction_.row.read.data)})
-      vectors += one != nullptr;
+    for (const void* vector :
+         {static_cast<const void*>(whole_.acc), static_cast<const void*>(whole_.base),
+          static_cast<const void*>(whole_.sum), static_cast<const void*>(whole_.x), static_cast<const void*>(whole_.m),
+          static_cast<const void*>(whole_.v), static_cast<const void*>(whole_.vhat),
+          static_cast<const void*>(direction_.row.read.data)})
+      vectors += vector != nullptr;
     vectors += whole_.out != whole_.x;
     if (direction_.buffer.held != nullptr) vectors += static_cast<int64_t>(direction_.buffer.held->size());
     return 4 * (vectors + static_cast<int64_t>(direction_.sum.terms.size()) + (optimizer_.moments.coded() ? 4 : 0) +
@@ -190,11 +191,11 @@ class Step {
     const auto before = [](int64_t position, const Turn& turn) { return position < turn.end; };
     auto turn = std::upper_bound(direction_.turns->begin(), direction_.turns->end(), at, before);
     for (const int64_t end = at + n; at < end; ++turn) {
-      const int64_t some = std::min(end, turn->end) - at;
-      Run run = run_at(values, at, some);
+      const int64_t length = std::min(end, turn->end) - at;
+      Run run = run_at(values, at, length);
       run.weight = turn->weight, run.turn = turn->along;
       act(turn->along == 0.0f ? kAlongSingle : kAlongTurned, run, at);
-      values += some, at += some;
+      values += length, at += length;
     }
   }
 
@@ -223,7 +224,7 @@ class Step {
   }
 
   // Runs the optimizer on a block along the direction that `from` forms.
-  void finish(Along from, const Run& run, int64_t at) {
+  void finish(FusedDirection from, const Run& run, int64_t at) {
     if (optimizer_.half.x == nullptr) return optimize(from, run, at);
     on_model(at, run.n, [&](auto place) {
       Run wide = run;
@@ -233,7 +234,7 @@ class Step {
   }
 
   // With 8-bit moments, noise or weight decay the block of the direction is formed in scratch.
-  void optimize(Along from, const Run& run, int64_t at) {
+  void optimize(FusedDirection from, const Run& run, int64_t at) {
     const bool coded = optimizer_.moments.coded();
     if (!coded && !decays_ && !is_noisy()) return table_.fused[from][act()](run);
     Scratch direction, x;
@@ -269,16 +270,16 @@ class Step {
     Scratch fresh{};
     table_.noise({noise.key, at / kBlock, noise.deviation, fresh.values, {update, acc, run.x}});
     for (int k = 0; k < noise.count; ++k) {
-      const Past& one = noise.past[k];
+      const PastNoise& past = noise.past[k];
       FASTAGG_NO_CARRY
       for (int64_t i = 0; i < run.n; ++i)
-        fresh.values[i] = without_past(fresh.values[i], one.omega, one.values[at + i]);
+        fresh.values[i] = without_past(fresh.values[i], past.omega, past.values[at + i]);
     }
     for (int k = 0; k < noise.count; ++k) {
-      const Past& one = noise.past[k];
+      const PastNoise& past = noise.past[k];
       FASTAGG_NO_CARRY
       for (int64_t i = 0; i < run.n; ++i)
-        one.values[at + i] = next_past(one.values[at + i], one.theta, fresh.values[i]);
+        past.values[at + i] = next_past(past.values[at + i], past.theta, fresh.values[i]);
     }
     FASTAGG_NO_CARRY
     for (int64_t i = 0; i < run.n; ++i)
@@ -312,12 +313,12 @@ class Step {
 
   // A block of a step with coded rows or with terms. Rows are padded to whole scale blocks, but vectors are not. So a
   // vector's last block goes through scratch.
-  void cached(Reader& reader, int64_t at, int64_t n) {
+  void cached(BlockReader& reader, int64_t at, int64_t n) {
     const int64_t whole = padded(n);
     const float* values = reader.block(at, n);
-    Scratch given, sum;
+    Scratch input, sum;
     const bool partial = whole != n;
-    if (partial) values = given.padded(values, n);
+    if (partial) values = input.padded(values, n);
     Run run = run_at(values, at, n);
     const Row read = row_at(direction_.row.read, at), write = row_at(direction_.row.write, at);
     const float* ask = run.x != nullptr ? run.x + kBlock : values + kBlock;
@@ -353,11 +354,11 @@ class Step {
   }
 
   // A block of a step along the updates that wait, and the last one.
-  void along_held(Reader& reader, int64_t at, int64_t n) {
-    const std::vector<Held>& held = *direction_.buffer.held;
+  void along_held(BlockReader& reader, int64_t at, int64_t n) {
+    const std::vector<WeightedUpdate>& held = *direction_.buffer.held;
     Scratch scratch;
     if (direction_.buffer.combine != nullptr) {
-      const Desks::Place place(*direction_.buffer.desks);
+      const Desks::DeskPlace place(*direction_.buffer.desks);
       rows_at(held, table_, at, n, place);
       const auto count = static_cast<int64_t>(held.size());
       combine_rows(direction_.buffer.combine->how(count), place.rows(), count, direction_.buffer.desks->weights(), n,
@@ -470,11 +471,11 @@ struct Accumulation {
 }  // namespace
 
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer) {
-  Step(update, direction, optimizer).run();
+  BlockStep(update, direction, optimizer).run();
 }
 
 double step_once(const Update& update, const Direction& direction, const Optimizer& optimizer) {
-  return Step(update, direction, optimizer).run_once();
+  return BlockStep(update, direction, optimizer).run_once();
 }
 
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out) {
@@ -488,7 +489,7 @@ double accumulate_once(const Update& update, const float* acc, float weight, flo
   return read_once(update, Accumulation(update.size, acc, weight, acc_out));
 }
 
-void add_held(const std::vector<Held>& held, const float* acc, float* acc_out) {
+void add_held(const std::vector<WeightedUpdate>& held, const float* acc, float* acc_out) {
   const Kernels& table = kernels();
   const int64_t size = held.front().update->size, reads = static_cast<int64_t>(held.size());
   for_each_part(size, 4 * (reads + 2), [&](int64_t begin, int64_t end) {

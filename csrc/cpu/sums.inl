@@ -11,10 +11,10 @@ FASTAGG_FN double total_of_lanes(const double* lanes) {
 }
 
 // Calls add(i, sums), which adds the products of elements i..i+kDoubles-1 to each sum. n is a multiple of 128.
-template <int Sums, typename Add, typename... Stream>
+template <int TensorSums, typename Add, typename... Stream>
 FASTAGG_FN void sums_of(double* out, int64_t n, int64_t ahead, Add add, const Stream*... streams) {
   constexpr int64_t kHeld = kLanes / kDoubles;
-  D sums[kHeld][Sums] = {};
+  D sums[kHeld][TensorSums] = {};
   if (ahead == 0) {
     for (int64_t k = 0; k < n; k += kLanes)
 #pragma GCC unroll 16
@@ -27,7 +27,7 @@ FASTAGG_FN void sums_of(double* out, int64_t n, int64_t ahead, Add add, const St
     }
   }
   double lanes[kLanes];
-  for (int s = 0; s < Sums; ++s) {
+  for (int s = 0; s < TensorSums; ++s) {
     for (int64_t l = 0; l < kHeld; ++l) put_vector(sums[l][s], lanes + l * kDoubles);
     out[s] = total_of_lanes(lanes);
   }
@@ -43,9 +43,9 @@ void squares_strand(const float* update, int64_t n, int64_t ahead, double* out) 
 
 void copy_squares_strand(const float* update, float* copy, int64_t n, int64_t ahead, double* out) {
   const auto add = [=](int64_t i, D(&sums)[1]) FASTAGG_INLINE {
-    const HalfF one = vector_at<HalfF>(update + i);
-    put_vector(one, copy + i);
-    const D u = widened(one);
+    const HalfF lanes = vector_at<HalfF>(update + i);
+    put_vector(lanes, copy + i);
+    const D u = widened(lanes);
     sums[0] = add_product(sums[0], u, u);
   };
   sums_of<1>(out, n, ahead, add, update);

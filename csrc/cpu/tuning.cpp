@@ -18,12 +18,12 @@ constexpr int64_t kNever = 0, kCache = int64_t{2} << 20;
 // because the loops store directly from registers. Through a scratch block they were a loss on AMD. Where the cache
 // would have held what they write they take twice the time. Processors that were not measured get the plain
 // defaults. The cache's size is what the processor tells.
-struct Known {
+struct KnownProcessor {
   const char* vendor;
   int family_from, family_to;
   Tuning tuning;
 };
-constexpr Known kKnown[] = {
+constexpr KnownProcessor kKnown[] = {
     {"GenuineIntel", 6, 6, {"Intel", 512, kNever, 512, kCache, 200, 65536, 4}},
     {"AuthenticAMD", 25, 25, {"AMD, Zen 3 and 4", 0, kNever, 256, kCache, 200, 65536, 1}},
     {"AuthenticAMD", 26, 26, {"AMD, Zen 5", 0, kNever, 512, kCache, 200, 65536, 1}},
@@ -42,28 +42,28 @@ int64_t last_cache(bool amd) {
 #endif
 
 Processor ask() {
-  Processor found{};
+  Processor processor{};
 #if defined(FASTAGG_X86)
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid(0, &a, &b, &c, &d) != 0) {
-    std::memcpy(found.vendor, &b, 4);
-    std::memcpy(found.vendor + 4, &d, 4);
-    std::memcpy(found.vendor + 8, &c, 4);
+    std::memcpy(processor.vendor, &b, 4);
+    std::memcpy(processor.vendor + 4, &d, 4);
+    std::memcpy(processor.vendor + 8, &c, 4);
   }
   if (__get_cpuid(1, &a, &b, &c, &d) != 0) {
     const unsigned family = a >> 8 & 15u, model = a >> 4 & 15u;
-    found.family = static_cast<int>(family == 15 ? family + (a >> 20 & 255u) : family);
-    found.model = static_cast<int>(family == 6 || family == 15 ? model | (a >> 16 & 15u) << 4 : model);
+    processor.family = static_cast<int>(family == 15 ? family + (a >> 20 & 255u) : family);
+    processor.model = static_cast<int>(family == 6 || family == 15 ? model | (a >> 16 & 15u) << 4 : model);
   }
-  found.cache = last_cache(std::strcmp(found.vendor, "AuthenticAMD") == 0);
+  processor.cache = last_cache(std::strcmp(processor.vendor, "AuthenticAMD") == 0);
 #elif defined(__aarch64__)
-  std::memcpy(found.vendor, "ARM", 3);
+  std::memcpy(processor.vendor, "ARM", 3);
 #endif
-  return found;
+  return processor;
 }
 
 Tuning row_of(const Processor& processor) {
-  for (Known known : kKnown)
+  for (KnownProcessor known : kKnown)
     if (std::strcmp(known.vendor, processor.vendor) == 0 && processor.family >= known.family_from &&
         processor.family <= known.family_to) {
       known.tuning.cache = processor.cache;
@@ -79,13 +79,13 @@ std::atomic<const Tuning*> current{nullptr};
 }  // namespace
 
 const Processor& processor() {
-  static const Processor found = ask();
-  return found;
+  static const Processor host = ask();
+  return host;
 }
 
 const Tuning& default_tuning() {
-  static const Tuning found = row_of(processor());
-  return found;
+  static const Tuning chosen = row_of(processor());
+  return chosen;
 }
 
 const Tuning& tuning() {

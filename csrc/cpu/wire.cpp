@@ -16,7 +16,7 @@ bool for_each_block(const Update& update, int64_t bytes, Visit visit) {
   const Kernels& table = kernels();
   std::atomic<bool> finite{true};
   for_each_part(update.size, bytes, [&](int64_t begin, int64_t end) {
-    Reader reader(update, table, begin);
+    BlockReader reader(update, table, begin);
     for (int64_t at = begin; at < end; at += kBlock) {
       const int64_t n = std::min(kBlock, end - at);
       Scratch last;
@@ -58,14 +58,14 @@ bool encode(TensorFormat, const Update& update, const Wire& into, const RandomKe
       first = end;
     }
   };
-  std::vector<std::atomic<uint32_t>> most(static_cast<size_t>(into.count));
+  std::vector<std::atomic<uint32_t>> largest(static_cast<size_t>(into.count));
   const bool finite = for_each_block(update, 4, [&](const float* values, int64_t at, int64_t n) {
     for_each_array(at, n, [&](int64_t array, int64_t first, int64_t count) {
-      raise(most[static_cast<size_t>(array)], table.largest(values + first, count));
+      raise(largest[static_cast<size_t>(array)], table.largest(values + first, count));
     });
   });
   for (int64_t k = 0; k < into.count; ++k)
-    scales[k] = scale_of(float_from_bits(most[static_cast<size_t>(k)].load()), static_cast<float>(Int8::kLevels));
+    scales[k] = scale_of(float_from_bits(largest[static_cast<size_t>(k)].load()), static_cast<float>(Int8::kLevels));
   for_each_block(update, 5, [&](const float* values, int64_t at, int64_t n) {
     for_each_array(at, n, [&](int64_t array, int64_t first, int64_t count) {
       table.encode_nearest(values + first, count, 1.0f / scales[array], codes + at + first);
@@ -82,15 +82,15 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
   const int64_t shares = std::min<int64_t>(threads(), blocks), each = (blocks + shares - 1) / shares * kBlock;
   const auto bits = [](float value) { return bits_of(value) & 0x7fffffffu; };
   const auto for_each = [&](auto act) {
-    auto one = [&](int64_t share) {
-      Reader reader(update, kernels(), std::min(share * each, size - 1));
+    auto run_share = [&](int64_t share) {
+      BlockReader reader(update, kernels(), std::min(share * each, size - 1));
       for (int64_t at = share * each, end = std::min(size, at + each); at < end; at += kBlock) {
         const int64_t n = std::min(kBlock, end - at);
         const float* const block = reader.block(at, n);
         for (int64_t i = 0; i < n; ++i) act(static_cast<size_t>(share), at + i, block[i]);
       }
     };
-    parallel(shares, size * 4, one);
+    parallel(shares, size * 4, run_share);
   };
   using Counts = std::vector<std::vector<int64_t>>;
   // The bin that the last of `wanted` lies in, from the top, and how many lie in it.
@@ -98,7 +98,7 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
     auto bin = static_cast<int64_t>(counts.front().size());
     for (int64_t in = 0; bin-- > 0; *wanted -= in) {
       in = 0;
-      for (const auto& one : counts) in += one[static_cast<size_t>(bin)];
+      for (const auto& bins : counts) in += bins[static_cast<size_t>(bin)];
       if (in >= *wanted) break;
     }
     return static_cast<uint32_t>(bin);
@@ -107,9 +107,9 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
   for_each([&](size_t share, int64_t, float value) { ++upper[share][bits(value) >> 16]; });
   int64_t equal = count;  // of those that equal the last one
   const uint32_t high = find(upper, &equal);
-  for (auto& one : lower) one.assign(kLower, 0);
+  for (auto& bins : lower) bins.assign(kLower, 0);
   for_each([&](size_t share, int64_t, float value) {
-    if (const uint32_t found = bits(value); found >> 16 == high) ++lower[share][found & 0xffffu];
+    if (const uint32_t magnitude = bits(value); magnitude >> 16 == high) ++lower[share][magnitude & 0xffffu];
   });
   const uint32_t low = find(lower, &equal), least = high << 16 | low;
   // Where each share's places begin, and how many of its equals count.
@@ -124,8 +124,8 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
     begin += equals[share];
   }
   for_each([&](size_t share, int64_t at, float value) {
-    const uint32_t found = bits(value);
-    if (found < least || (found == least && equals[share]-- <= 0)) return;
+    const uint32_t magnitude = bits(value);
+    if (magnitude < least || (magnitude == least && equals[share]-- <= 0)) return;
     const int64_t place = next[share]++;
     indices[place] = static_cast<int32_t>(at), values[place] = value;
   });

@@ -11,7 +11,7 @@ namespace fastagg::cuda {
 
 // A thread's moments of a scale block in fp32.
 struct PlainMoments {
-  Held half[2];
+  ThreadMoments half[2];
 };
 
 template <bool Whole>
@@ -33,6 +33,6 @@ __device__ __forceinline__ void advance(const Optimizer& o, PlainMoments& held, 
 }
 
 template <bool Coded>
-using MomentsIn = std::conditional_t<Coded, CodedMoments, PlainMoments>;
+using MomentsForm = std::conditional_t<Coded, CodedMoments, PlainMoments>;
 
 }  // namespace fastagg::cuda

@@ -14,7 +14,7 @@ struct Terms {
 };
 
 // The part of Direction that the kernel reads.
-struct Along {
+struct RowDirection {
   DirectionKind kind;
   bool takes_update;  // false: only terms are added
   float gain;
@@ -29,13 +29,14 @@ struct Along {
 // One warp processes one scale block, the j-th of its block.
 template <typename Format, bool Coded, typename Reader>
 __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, bool whole, int64_t size, int64_t begin,
-                                             int j, const Along& c, const Terms& terms, const Optimizer& optimizer) {
+                                             int j, const RowDirection& c, const Terms& terms,
+                                             const Optimizer& optimizer) {
   const int64_t index = begin / kScaleBlock;
   const bool reads = c.row.read.data != nullptr, steps = optimizer.kind >= 0;
   const bool as_row = c.row.coded.data != nullptr && c.gain == 1.0f;  // it came as the row that it becomes
   // All loads start before anything is computed. The number of loads in flight determines the memory throughput.
-  Halves given{}, old{}, x{}, acc{}, sum{};
-  MomentsIn<Coded> held{};
+  Halves input{}, old{}, x{}, acc{}, sum{};
+  MomentsForm<Coded> held{};
   loading(whole, [&](auto w) {
     constexpr bool kWhole = decltype(w)::value;
     if (steps) {
@@ -44,20 +45,20 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
     }
     if (c.sum != nullptr) sum = load_halves<kWhole>(c.sum, begin, size);
     if (c.acc != nullptr) acc = load_halves<kWhole>(c.acc, begin, size);
-    if (c.takes_update && !as_row) given = read_halves<kWhole>(reader, begin, size);
+    if (c.takes_update && !as_row) input = read_halves<kWhole>(reader, begin, size);
   });
   if (reads) old = decode<Format>(c.row.read, index);
   if (as_row)
-    given = decode<Format>(c.row.coded, index);
+    input = decode<Format>(c.row.coded, index);
   else
-    each([&](int h, int e) { given.half[h].v[e] *= c.gain; });
-  Halves entering = given;
+    each([&](int h, int e) { input.half[h].v[e] *= c.gain; });
+  Halves entering = input;
   if (c.row.write.data != nullptr) {
     __syncwarp();  // every lane has read the old row, which may be the one written now
     if (as_row)
       copy_block<Format>(c.row.coded, c.row.write, index);
     else
-      entering = encode<Format>(c.row.write, index, given, dice, j);
+      entering = encode<Format>(c.row.write, index, input, dice, j);
     __syncwarp();  // terms may read the new row
   }
   const auto finish_sum = [&] {
@@ -80,7 +81,7 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
   } else {
     each([&](int h, int e) {
       float& to = d.half[h].v[e];
-      to = calibrated_of(acc.half[h].v[e], given.half[h].v[e], old.half[h].v[e], c.weight);
+      to = calibrated_of(acc.half[h].v[e], input.half[h].v[e], old.half[h].v[e], c.weight);
       if (steps) to = mixed_of(to, c.acc_scale, sum.half[h].v[e], c.sum_scale);
     });
     if (!steps) store_halves(whole, c.out, begin, size, d);
@@ -91,8 +92,9 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
 
 template <typename Format, bool Coded, typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
-    cached_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const __grid_constant__ Along c,
-                  const __grid_constant__ Terms terms, const __grid_constant__ Optimizer optimizer) {
+    cached_kernel(const __grid_constant__ typename Reader::SourceData source, bool aligned,
+                  const __grid_constant__ RowDirection c, const __grid_constant__ Terms terms,
+                  const __grid_constant__ Optimizer optimizer) {
   Dice dice{};
   const auto rolled = [&](int64_t block) {
     if (Format::kRandom && c.row.write.data != nullptr) dice = roll(c.row.key, block);
@@ -104,11 +106,12 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where) {
+void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer,
+                 const LaunchPlace& where) {
   const Exchange& row = direction.row;
   const Sum& sum = direction.sum;
   const Buffer& buffer = direction.buffer;
-  Along along{};
+  RowDirection along{};
   along.kind = direction.kind;
   along.takes_update = true;
   along.gain = static_cast<float>(direction.gain);

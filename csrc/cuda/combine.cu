@@ -6,44 +6,44 @@ namespace fastagg::cuda {
 namespace {
 
 // The same as read_four without the factor, for a row that is not in fp32. No kernel needs to have this more than once.
-__device__ __noinline__ Four decode_four(const HeldRow& row, int64_t at, int64_t left) {
-  Four found{};
+__device__ __noinline__ Quad decode_four(const HeldRow& row, int64_t at, int64_t left) {
+  Quad numbers{};
 #pragma unroll 1
   for (int e = 0; e < kFour && e < left; ++e) {
     const float value = row.data != nullptr ? widen(row.dtype, static_cast<const uint16_t*>(row.data)[at + e])
                                             : number_at(row.wire, at + e);
 #pragma unroll
-    for (int k = 0; k < kFour; ++k) found.v[k] = k == e ? value : found.v[k];
+    for (int k = 0; k < kFour; ++k) numbers.v[k] = k == e ? value : numbers.v[k];
   }
-  return found;
+  return numbers;
 }
 
 // Elements at..at+3 of a row, times its factor. Only `left` of them exist; the others are 0.
-__device__ __forceinline__ Four read_four(const HeldRow& row, int64_t at, int64_t left) {
-  Four found;
+__device__ __forceinline__ Quad read_four(const HeldRow& row, int64_t at, int64_t left) {
+  Quad numbers;
   if (row.data != nullptr && row.dtype == kFloat32) {
     const float* const in = static_cast<const float*>(row.data) + at;
-    found = left >= kFour ? load<true>(in, left) : load<false>(in, left);
+    numbers = left >= kFour ? load<true>(in, left) : load<false>(in, left);
   } else {
-    found = decode_four(row, at, left);
+    numbers = decode_four(row, at, left);
   }
 #pragma unroll
-  for (int e = 0; e < kFour; ++e) found.v[e] = row.by * found.v[e];
-  return found;
+  for (int e = 0; e < kFour; ++e) numbers.v[e] = row.by * numbers.v[e];
+  return numbers;
 }
 
-__device__ __forceinline__ void put_four(float* to, const Four& value) {
+__device__ __forceinline__ void put_four(float* to, const Quad& value) {
   *reinterpret_cast<float4*>(to) = make_float4(value.v[0], value.v[1], value.v[2], value.v[3]);
 }
 
 __global__ void __launch_bounds__(kThreads, 2) mean_kernel(const HeldRows rows, float* out) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * kFour;
   for (int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kFour; at < rows.size; at += step) {
-    Four sum{};
+    Quad sum{};
 #pragma unroll 1
     for (int64_t k = 0; k < rows.count; ++k) {
       if (rows.of[k].by == 0.0f) continue;
-      const Four row = read_four(rows.of[k], at, rows.size - at);
+      const Quad row = read_four(rows.of[k], at, rows.size - at);
 #pragma unroll
       for (int e = 0; e < kFour; ++e) sum.v[e] = sum.v[e] + row.v[e];
     }
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, 2) mean_kernel(const HeldRows rows, 
   }
 }
 
-constexpr int kMeans = place_in<Mean>(Combines{}), kTrims = place_in<Trimmed>(Combines{});
+constexpr int kMeans = place_in<Mean>(CombineKinds{}), kTrims = place_in<TrimmedMean>(CombineKinds{});
 constexpr int kSortedNumbers = 8 * static_cast<int>(kMostCombined);  // 32 KB of shared memory
 
 // So many elements of all rows are sorted at a time: a power of two.
@@ -64,7 +64,7 @@ inline int width_of(int64_t count) {
 // Value k of the tile's element c is at k*width + c. A block of threads sorts a tile. The comparisons of a stage of the
 // network have no place in common, so they may come in any order. All that divides is a power of two.
 __global__ void __launch_bounds__(kThreads, 2)
-    sorted_kernel(const HeldRows rows, int width, Combining how, float* out) {
+    sorted_kernel(const HeldRows rows, int width, CombineSetting how, float* out) {
   alignas(16) __shared__ float values[kSortedNumbers];
   const int count = static_cast<int>(rows.count), fours = __ffs(width / kFour) - 1;
   const int thread = static_cast<int>(threadIdx.x);
@@ -106,12 +106,12 @@ __global__ void __launch_bounds__(kThreads, 2) trimmed_kernel(const HeldRows row
     float values[kFour][N];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      Four row{{HUGE_VALF, HUGE_VALF, HUGE_VALF, HUGE_VALF}};
+      Quad row{{HUGE_VALF, HUGE_VALF, HUGE_VALF, HUGE_VALF}};
       if (k < count) row = read_four(rows.of[k], at, rows.size - at);
 #pragma unroll
       for (int e = 0; e < kFour; ++e) values[e][k] = row.v[e];
     }
-    Four mean{};
+    Quad mean{};
 #pragma unroll
     for (int e = 0; e < kFour; ++e) {
       sort<N, Scalar>(values[e]);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kPairThreads, 4) pairs_kernel(const HeldRows r
         for (int side = 0; side < 2; ++side)
           for (int k = warp; k < there[side] && !(square && side == 1); k += kPairThreads / kWarp) {
             const int64_t at = begin + lane() * kFour;
-            const Four read = read_four(rows.of[first[side] + k], at, end - at);
+            const Quad read = read_four(rows.of[first[side] + k], at, end - at);
 #pragma unroll
             for (int e = 0; e < kFour; ++e) held[side][k][lane() * kFour + e] = static_cast<double>(read.v[e]);
           }
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kPairThreads, 4) pairs_kernel(const HeldRows r
 
 }  // namespace
 
-void combine(const HeldRows& rows, const Combining& how, float* out, const Where& where) {
+void combine(const HeldRows& rows, const CombineSetting& how, float* out, const LaunchPlace& where) {
   const unsigned fours = grid((rows.size + kThreads * kFour - 1) / (kThreads * kFour), where.device);
   if (how.kind == kMeans) return launch("combine", where, fours, mean_kernel, rows, out);
   if (how.kind == kTrims && rows.count <= 16) {
@@ -218,8 +218,8 @@ void combine(const HeldRows& rows, const Combining& how, float* out, const Where
   launch("combine", where, grid((rows.size + width - 1) / width, where.device), sorted_kernel, rows, width, how, out);
 }
 
-void pair_sums(const HeldRows& rows, const Tiles& tiles, const Where& where) {
-  const Shape shape(grid(groups_of(rows.size) * tiles.count, where.device), kPairThreads);
+void pair_sums(const HeldRows& rows, const Tiles& tiles, const LaunchPlace& where) {
+  const LaunchShape shape(grid(groups_of(rows.size) * tiles.count, where.device), kPairThreads);
   launch("sums of pairs", where, shape, tiles.apart ? pairs_kernel<true> : pairs_kernel<false>, rows, tiles);
 }
 

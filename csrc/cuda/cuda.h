@@ -18,7 +18,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-struct Where {
+struct LaunchPlace {
   int device;
   void* stream;        // a cudaStream_t
   bool loads = false;  // kernels are loaded, and not launched
@@ -40,29 +40,30 @@ void compute_capability(int device, int* major, int* minor);
 constexpr int kMostPieces = 200;
 
 // All five directions. Only the mean and the calibrated direction may be without an optimizer.
-void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
+void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where);
 
 // The same for an update whose tensors are turned (single). On the device: `of`.
 struct Turns {
   const Turn* of;
   int64_t count;
 };
-void turned_step(const Update& update, double gain, const Turns& turns, const Optimizer& optimizer, const Where& where);
+void turned_step(const Update& update, double gain, const Turns& turns, const Optimizer& optimizer,
+                 const LaunchPlace& where);
 
 constexpr int kSums = 3;
 
 // Sums over parts of an update u and of m, in reduce.h's fixed order within a strand: |u|^2, |m|^2 and u.m. Part p has
 // elements begins[p]..begins[p + 1]-1, at most a strand's. All is on the device.
-struct Parts {
+struct UpdateParts {
   const int64_t* begins;
   int64_t count;
   const float* m;
   double* sums;  // [count, kSums]
 };
-void sum_parts(const Update& update, const Parts& parts, const Where& where);
+void sum_parts(const Update& update, const UpdateParts& parts, const LaunchPlace& where);
 
 // out = the numbers that an encoded update stands for. Its arrays are on the device.
-void decode(const Wire& wire, float* out, const Where& where);
+void decode(const Wire& wire, float* out, const LaunchPlace& where);
 
 // An update that waits: one vector of any type or, without data, encoded. It counts `by` times. And all of them, of
 // `size` elements; on the device, too.
@@ -78,7 +79,7 @@ struct HeldRows {
 };
 
 // out = the rows combined (math/combine.h).
-void combine(const HeldRows& rows, const Combining& how, float* out, const Where& where);
+void combine(const HeldRows& rows, const CombineSetting& how, float* out, const LaunchPlace& where);
 
 // Sums over pairs of rows, as Runner::pair_sums tells, by group (math/reduce.h) and a tile of kSide*kSide pairs at a
 // time. Tile t has the rows from t/n*kSide on, and from t%n*kSide on, of n tiles in a row; `listed` are those that are
@@ -90,10 +91,10 @@ struct Tiles {
   bool apart;
   double* sums;
 };
-void pair_sums(const HeldRows& rows, const Tiles& tiles, const Where& where);
+void pair_sums(const HeldRows& rows, const Tiles& tiles, const LaunchPlace& where);
 
 // out = acc + weight*update. If acc is null, a new sum begins.
-void accumulate(const Update& update, const float* acc, double weight, float* out, const Where& where);
+void accumulate(const Update& update, const float* acc, double weight, float* out, const LaunchPlace& where);
 
 // The blocks first, first + stride, ... below last, of 1,024 elements each.
 struct Blocks {
@@ -102,24 +103,24 @@ struct Blocks {
 
 // sum = sum of weights[s]*row(s) over all slots with a nonzero weight, added in double and rounded once, for these
 // blocks. The weights are on the device, too.
-void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const Where& where);
+void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const LaunchPlace& where);
 
 // These do what cpu::add_rows and cpu::settle_rows do, in one launch each. The jobs and weights are on the device, too.
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
-              const Where& where);
-void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where);
+              const LaunchPlace& where);
+void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const LaunchPlace& where);
 
-void zero(void* memory, int64_t bytes, const Where& where);
+void zero(void* memory, int64_t bytes, const LaunchPlace& where);
 // Each of both in the memory of the device, or pinned.
-void copy(void* to, const void* from, int64_t bytes, const Where& where);
+void copy(void* to, const void* from, int64_t bytes, const LaunchPlace& where);
 // Any memory, and the host waits for it.
-void copy_now(void* to, const void* from, int64_t bytes, const Where& where);
+void copy_now(void* to, const void* from, int64_t bytes, const LaunchPlace& where);
 
 // out = row(slot), decoded.
-void read_row(const Rows& rows, int64_t slot, float* out, const Where& where);
+void read_row(const Rows& rows, int64_t slot, float* out, const LaunchPlace& where);
 
 // The model and the version that the update was trained from, if their distance is needed; otherwise null.
-struct Against {
+struct DistanceBase {
   const float* x = nullptr;
   const float* base = nullptr;
   bool inner = false;  // whether (x - base).update is wanted
@@ -132,7 +133,8 @@ struct Against {
 // graphs of them, do not disturb each other.
 int64_t measure_scratch(int64_t size);
 int64_t measure_counters(int64_t size);
-void measure(const Update& update, const Against& against, double* scratch, double* sums, const Where& where);
+void measure(const Update& update, const DistanceBase& against, double* scratch, double* sums,
+             const LaunchPlace& where);
 
 // Logits, [rows, classes].
 struct Logits {
@@ -147,7 +149,7 @@ struct Targets {
   double* entropy;
   int64_t rows;
 };
-void soft_targets(const Logits& logits, double scale, const Targets& out, const Where& where);
+void soft_targets(const Logits& logits, double scale, const Targets& out, const LaunchPlace& where);
 
 // The distillation loss and its gradient. `which`: the teachers' rows; null: the first rows in order.
 struct Loss {
@@ -157,6 +159,6 @@ struct Loss {
   float* value;     // one number
   float* gradient;
 };
-void distill(const Logits& logits, const Targets& targets, const Loss& loss, const Where& where);
+void distill(const Logits& logits, const Targets& targets, const Loss& loss, const LaunchPlace& where);
 
 }  // namespace fastagg::cuda

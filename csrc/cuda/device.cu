@@ -46,14 +46,14 @@ int runtime_version() { return CUDART_VERSION; }
 int device_count() { return driver().devices; }
 
 Driver driver() {
-  Driver found;
-  found.version = driver_version();
-  const cudaError_t status = cudaGetDeviceCount(&found.devices);
-  if (status == cudaSuccess) return found;
+  Driver driver;
+  driver.version = driver_version();
+  const cudaError_t status = cudaGetDeviceCount(&driver.devices);
+  if (status == cudaSuccess) return driver;
   (void)cudaGetLastError();  // clears the error, so that the next call does not report this one's failure
-  found.devices = 0;
-  found.words = words_for(status);
-  return found;
+  driver.devices = 0;
+  driver.words = words_for(status);
+  return driver;
 }
 
 void compute_capability(int device, int* major, int* minor) {

@@ -34,42 +34,42 @@ __device__ __forceinline__ Pair sum_of_block(Pair value) {
 }
 
 // The largest value, and the first place that has it.
-struct Most {
+struct RowMaximum {
   float value;
   long long at;
 };
 
-__device__ __forceinline__ Most larger(Most a, Most b) {
+__device__ __forceinline__ RowMaximum larger(RowMaximum a, RowMaximum b) {
   return b.value > a.value || (b.value == a.value && b.at < a.at) ? b : a;
 }
 
-__device__ __forceinline__ Most most_of_block(Most value) {
-  __shared__ Most partial[kWarps];
+__device__ __forceinline__ RowMaximum most_of_block(RowMaximum value) {
+  __shared__ RowMaximum partial[kWarps];
   for (int half = kWarp / 2; half > 0; half /= 2)
     value = larger(value, {__shfl_down_sync(kAll, value.value, half), __shfl_down_sync(kAll, value.at, half)});
   if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = value;
   __syncthreads();
-  Most total = partial[0];
+  RowMaximum total = partial[0];
   for (int w = 1; w < kWarps; ++w) total = larger(total, partial[w]);
   return total;
 }
 
-__device__ __forceinline__ Most most_of_row(const float* logits, float scale, int64_t classes) {
-  Most most{-CUDART_INF_F, 0};
-  for (int64_t i = threadIdx.x; i < classes; i += kThreads) most = larger(most, {scale * logits[i], i});
-  return most_of_block(most);
+__device__ __forceinline__ RowMaximum most_of_row(const float* logits, float scale, int64_t classes) {
+  RowMaximum largest{-CUDART_INF_F, 0};
+  for (int64_t i = threadIdx.x; i < classes; i += kThreads) largest = larger(largest, {scale * logits[i], i});
+  return most_of_block(largest);
 }
 
 __device__ __forceinline__ float largest_of_row(const float* logits, int64_t classes) {
   __shared__ float partial[kWarps];
-  float most = -CUDART_INF_F;
-  for (int64_t i = threadIdx.x; i < classes; i += kThreads) most = fmaxf(most, logits[i]);
-  for (int half = kWarp / 2; half > 0; half /= 2) most = fmaxf(most, __shfl_down_sync(kAll, most, half));
-  if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = most;
+  float largest = -CUDART_INF_F;
+  for (int64_t i = threadIdx.x; i < classes; i += kThreads) largest = fmaxf(largest, logits[i]);
+  for (int half = kWarp / 2; half > 0; half /= 2) largest = fmaxf(largest, __shfl_down_sync(kAll, largest, half));
+  if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = largest;
   __syncthreads();
-  most = partial[0];
-  for (int w = 1; w < kWarps; ++w) most = fmaxf(most, partial[w]);
-  return most;
+  largest = partial[0];
+  for (int w = 1; w < kWarps; ++w) largest = fmaxf(largest, partial[w]);
+  return largest;
 }
 
 __global__ void __launch_bounds__(kThreads, 2) targets_kernel(Logits logits, float scale, Targets t) {
@@ -77,21 +77,21 @@ __global__ void __launch_bounds__(kThreads, 2) targets_kernel(Logits logits, flo
   for (int64_t r = blockIdx.x; r < logits.rows; r += gridDim.x) {
     const float* in = logits.values + r * classes;
     float* out = t.probs + r * classes;
-    const Most most = most_of_row(in, scale, classes);
+    const RowMaximum largest = most_of_row(in, scale, classes);
     Pair sums{0.0, 0.0};
     for (int64_t i = threadIdx.x; i < classes; i += kThreads) {
-      const float less = scale * in[i] - most.value, e = exp_negative(less);
+      const float less = scale * in[i] - largest.value, e = exp_negative(less);
       sums.a += e;
       sums.b += weighed(e, less);
     }
     sums = sum_of_block(sums);
     const float inverse = static_cast<float>(1.0 / sums.a);
     for (int64_t i = threadIdx.x; i < classes; i += kThreads)
-      out[i] = exp_negative(scale * in[i] - most.value) * inverse;
+      out[i] = exp_negative(scale * in[i] - largest.value) * inverse;
     if (threadIdx.x == 0) {
-      const double found = log_positive(sums.a) - sums.b / sums.a;
-      t.labels[r] = most.at;
-      t.entropy[r] = found < 0.0 ? 0.0 : found;
+      const double entropy = log_positive(sums.a) - sums.b / sums.a;
+      t.labels[r] = largest.at;
+      t.entropy[r] = entropy < 0.0 ? 0.0 : entropy;
     }
   }
 }
@@ -136,10 +136,10 @@ __global__ void __launch_bounds__(kThreads, 2) distill_kernel(Logits z, Targets 
     const int64_t label = t.labels[from];
     const float* __restrict__ in = z.values + r * z.classes;
     const float* __restrict__ p = t.probs + from * z.classes;
-    const float most = largest_of_row(in, z.classes);
+    const float largest = largest_of_row(in, z.classes);
     Pair sums{0.0, 0.0};
     for (int64_t i = threadIdx.x; i < z.classes; i += kThreads) {
-      const float less = in[i] - most;
+      const float less = in[i] - largest;
       sums.a += exp_negative(less);
       sums.b += weighed(p[i], less);
     }
@@ -147,11 +147,11 @@ __global__ void __launch_bounds__(kThreads, 2) distill_kernel(Logits z, Targets 
     const float inverse = static_cast<float>(1.0 / sums.a), a = static_cast<float>(alpha);
     const float part = static_cast<float>(share), hard = static_cast<float>((1.0 - alpha) * share);
     for (int64_t i = threadIdx.x; i < z.classes; i += kThreads) {
-      const float g = logit_gradient(exp_negative(in[i] - most), inverse, p[i], a, part);
+      const float g = logit_gradient(exp_negative(in[i] - largest), inverse, p[i], a, part);
       out[i] = i == label ? g - hard : g;
     }
     if (threadIdx.x == 0) {
-      const double t_label = static_cast<double>(in[label]) - static_cast<double>(most);
+      const double t_label = static_cast<double>(in[label]) - static_cast<double>(largest);
       losses[r] = distillation(alpha, t.entropy[from], sums.b, log_positive(sums.a), t_label) * share;
     }
   }
@@ -166,13 +166,13 @@ __global__ void __launch_bounds__(kThreads, 2) mean_kernel(int64_t rows, Loss l)
 
 }  // namespace
 
-void soft_targets(const Logits& logits, double scale, const Targets& out, const Where& where) {
+void soft_targets(const Logits& logits, double scale, const Targets& out, const LaunchPlace& where) {
   if (logits.rows == 0) return;
   launch("soft targets", where, grid(logits.rows, where.device), targets_kernel, logits, static_cast<float>(scale),
          out);
 }
 
-void distill(const Logits& logits, const Targets& targets, const Loss& loss, const Where& where) {
+void distill(const Logits& logits, const Targets& targets, const Loss& loss, const LaunchPlace& where) {
   launch("distillation: alpha", where, 1, mixing_kernel, logits, targets, loss);
   if (logits.rows > 0)
     launch("distillation: loss", where, grid(logits.rows, where.device), distill_kernel, logits, targets, loss);

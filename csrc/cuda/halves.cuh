@@ -10,7 +10,7 @@ namespace fastagg::cuda {
 
 // A thread's four elements of both halves of a scale block.
 struct Halves {
-  Four half[2];
+  Quad half[2];
 };
 
 constexpr int kScaleBlocks = static_cast<int>(kBlock / kScaleBlock);
@@ -63,8 +63,8 @@ __device__ __forceinline__ void store_halves(bool whole, float* out, int64_t beg
 // Calls visit(whole, reader, begin, j) for every scale block of this warp, the j-th of its block of 1,024. `whole`:
 // whether 16-byte accesses may be used up to its end. before(block) is called first for every block.
 template <typename Reader, typename Before, typename Visit>
-__device__ __forceinline__ void for_each_scale_block(const typename Reader::From& source, bool aligned, Before before,
-                                                     Visit visit) {
+__device__ __forceinline__ void for_each_scale_block(const typename Reader::SourceData& source, bool aligned,
+                                                     Before before, Visit visit) {
   // 32 bits count more blocks than a GPU's memory can hold. The largest kernels are short of registers.
   const auto blocks = static_cast<unsigned>((source.size + kBlock - 1) / kBlock);
   for (auto block = static_cast<unsigned>(warp_of_grid()); block < blocks;

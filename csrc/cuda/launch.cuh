@@ -56,26 +56,27 @@ inline unsigned grid(int64_t wanted, int device, int64_t each = 16) {
 // The grid for one warp per item.
 inline unsigned warps(int64_t items, int device) { return grid((items + kWarps - 1) / kWarps, device); }
 
-struct Shape {
-  Shape(unsigned blocks_, unsigned threads_ = kThreads) : blocks(blocks_), threads(threads_) {}
+struct LaunchShape {
+  LaunchShape(unsigned blocks_, unsigned threads_ = kThreads) : blocks(blocks_), threads(threads_) {}
   unsigned blocks, threads;
 };
 
 // Launches kernel(arguments...) on `where`, with its device current. If the launch fails, it throws an exception with
 // the launch's name.
-template <typename... Expected, typename... Given>
-void launch(const char* what, const Where& where, Shape shape, void (*kernel)(Expected...), Given&&... arguments) {
+template <typename... Expected, typename... Arguments>
+void launch(const char* what, const LaunchPlace& where, LaunchShape shape, void (*kernel)(Expected...),
+            Arguments&&... arguments) {
   static_assert((((sizeof(Expected) + 7) / 8 * 8) + ...) <= 4096, "before CUDA 12.1 a kernel takes no more");
   const DeviceGuard guard(where.device);
   if (where.loads) {
-    cudaFuncAttributes found;
-    return check(cudaFuncGetAttributes(&found, kernel), what);
+    cudaFuncAttributes attributes;
+    return check(cudaFuncGetAttributes(&attributes, kernel), what);
   }
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(shape.blocks);
   config.blockDim = dim3(shape.threads);
   config.stream = static_cast<cudaStream_t>(where.stream);
-  check(cudaLaunchKernelEx(&config, kernel, std::forward<Given>(arguments)...), what);
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...), what);
 }
 
 }  // namespace fastagg::cuda

@@ -10,11 +10,11 @@ int64_t measure_scratch(int64_t size) {
 
 int64_t measure_counters(int64_t size) { return sums_of(groups_of(size)); }
 
-void measure(const Update& update, const Against& against, double* memory, double* out, const Where& where) {
+void measure(const Update& update, const DistanceBase& against, double* memory, double* out, const LaunchPlace& where) {
   const int64_t groups = groups_of(update.size);
-  const Scratch scratch{memory, memory + groups * kSums * kGroupStrands,
-                        reinterpret_cast<unsigned*>(memory + sums_of(groups))};
-  const Shape shape(grid(groups * kParts, where.device, 32), kPartThreads);
+  const NormScratch scratch{memory, memory + groups * kSums * kGroupStrands,
+                            reinterpret_cast<unsigned*>(memory + sums_of(groups))};
+  const LaunchShape shape(grid(groups * kParts, where.device, 32), kPartThreads);
   read_with(update, [&](auto with, const auto& source) {
     const auto run = [&](auto kernel) {
       launch("norms", where, shape, kernel, source, all_aligned(against.x, against.base), against.x, against.base,

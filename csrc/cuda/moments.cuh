@@ -96,8 +96,8 @@ __device__ __forceinline__ uint32_t above(float magnitude, uint32_t random, uint
   return (sum + ((random & kCutMask) | (0u - unit))) >> kCut;
 }
 __device__ __forceinline__ uint32_t encoded_m(float value, uint32_t random, uint32_t unit) {
-  const uint32_t given = bits_of(value);
-  return (given >> 24 & 0x80u) | (above(float_from_bits(given & 0x7fffffffu), random, unit) & 0x7fu);
+  const uint32_t bits = bits_of(value);
+  return (bits >> 24 & 0x80u) | (above(float_from_bits(bits & 0x7fffffffu), random, unit) & 0x7fu);
 }
 __device__ __forceinline__ uint32_t encoded_v(float value, uint32_t random, uint32_t unit) {
   const float least = 0.125f * float_from_bits(unit);
@@ -120,7 +120,7 @@ __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& 
   const float full_m = full_of(held.unit_m, kSpanM), full_v = full_of(held.unit_v, kSpanV);
   const float decay1 = o.hyper.beta1 * full_m, decay2 = o.hyper.beta2 * full_v;
   const bool has_v = o.moments.coded_v != nullptr, has_vhat = o.moments.coded_vhat != nullptr;
-  MomentsOf<float> now[2][kFour] = {};
+  MomentValues<float> now[2][kFour] = {};
   if (decays(o.hyper)) each([&](int h, int e) { decay(d.half[h].v[e], x.half[h].v[e], o.hyper); });
   each([&](int h, int e) {
     now[h][e].m = decoded_m(held.m.of[e] >> place(h));
@@ -145,10 +145,10 @@ __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& 
   float most_m = float_from_bits(warp_max(bits_of(largest_m))), most_v = float_from_bits(warp_max(bits_of(largest_v)));
   if (most_m > limit || most_v > limit) {
     each([&](int h, int e) {
-      MomentsOf<float>& one = now[h][e];
-      one.m = kept_finite(one.m);
-      one.v = kept_finite(one.v);
-      one.vhat = kept_finite(one.vhat);
+      MomentValues<float>& moments = now[h][e];
+      moments.m = kept_finite(moments.m);
+      moments.v = kept_finite(moments.v);
+      moments.vhat = kept_finite(moments.vhat);
     });
     most_m = most_m < limit ? most_m : limit;
     most_v = most_v < limit ? most_v : limit;
@@ -161,9 +161,9 @@ __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& 
   visit_at(o.kind, Optimizers{}, [&](auto kind) {
     using Kind = decltype(kind);
     each([&](int h, int e) {
-      const MomentsOf<float> before{decoded_m(held.m.of[e] >> place(h)) * full_m,
-                                    decoded_v(held.v.of[e] >> place(h)) * full_v,
-                                    decoded_v(held.vhat.of[e] >> place(h)) * full_v};
+      const MomentValues<float> before{decoded_m(held.m.of[e] >> place(h)) * full_m,
+                                       decoded_v(held.v.of[e] >> place(h)) * full_v,
+                                       decoded_v(held.vhat.of[e] >> place(h)) * full_v};
       out.half[h].v[e] = Kind::template moved<Scalar>(d.half[h].v[e], x.half[h].v[e], before, now[h][e], o.hyper);
     });
   });

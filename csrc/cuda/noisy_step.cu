@@ -53,8 +53,8 @@ __device__ __forceinline__ void add_noise(const Noise& noise, const float* numbe
 
 template <bool Coded>
 __global__ void __launch_bounds__(kThreads, 2)
-    noisy_kernel(const __grid_constant__ Source source, bool aligned, Summed along, const __grid_constant__ Noise noise,
-                 const __grid_constant__ Optimizer optimizer) {
+    noisy_kernel(const __grid_constant__ Source source, bool aligned, BufferFields along,
+                 const __grid_constant__ Noise noise, const __grid_constant__ Optimizer optimizer) {
   alignas(16) __shared__ float all[kWarps][kBlock];
   float* const numbers = all[threadIdx.x / kWarp];
   const Factors by = factors_of(along);
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   };
   for_each_scale_block<Cursor>(source, aligned, drawn, [&](bool whole, Cursor& reader, int64_t begin, int j) {
     const int64_t size = source.size;
-    MomentsIn<Coded> held{};
+    MomentsForm<Coded> held{};
     Halves x{}, d{}, acc{};
     loading(whole, [&](auto w) {
       constexpr bool kWhole = decltype(w)::value;
@@ -86,7 +86,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where) {
+void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer,
+                const LaunchPlace& where) {
   const bool aligned =
       all_aligned(direction.buffer.acc, optimizer.x, optimizer.x_out) && moments_aligned(optimizer.moments);
   launch("a step with noise", where, warps(blocks_of(update.size), where.device),

@@ -23,7 +23,7 @@ static_assert(kSlots % (2 * kPartThreads) == 0, "as many slots for every thread,
 FASTAGG_FN int64_t groups_of(int64_t size) { return size > 0 ? (size + kGroup - 1) / kGroup : 1; }
 
 // The data that the blocks of threads of one launch exchange.
-struct Scratch {
+struct NormScratch {
   double* strand;  // kSums numbers for every strand, group after group
   double* group;   // kSums numbers for every group
   // The count of finished groups; then for every group the count of its finished parts. All are 0 between launches.
@@ -46,11 +46,11 @@ struct Lanes {
 template <bool Moves, bool Inner, int N, bool Whole, typename Reader>
 __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const float* base, int64_t at, int64_t left,
                                          Lanes& lanes) {
-  Four given[N], now[N], then[N];
+  Quad input[N], now[N], then[N];
 #pragma unroll
   for (int r = 0; r < N; ++r) {
     const int64_t row = r * kLanes;
-    given[r] = reader.template read<Whole>(at + row, left - row);
+    input[r] = reader.template read<Whole>(at + row, left - row);
     if constexpr (Moves) {
       now[r] = load<Whole>(x + at + row, left - row);
       then[r] = load<Whole>(base + at + row, left - row);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const f
   for (int r = 0; r < N; ++r)
 #pragma unroll
     for (int e = 0; e < kFour; ++e) {
-      const double u = static_cast<double>(given[r].v[e]);
+      const double u = static_cast<double>(input[r].v[e]);
       lanes.of[0][e] = __fma_rn(u, u, lanes.of[0][e]);
       if constexpr (Moves) {
         const double moved = static_cast<double>(now[r].v[e] - then[r].v[e]);
@@ -110,8 +110,8 @@ __device__ __forceinline__ double total_of(const double* groups_sums, int64_t gr
 // `out` gets the sums when all groups are done. Those that are not asked for are 0.
 template <bool Moves, bool Inner, typename Reader>
 __global__ void __launch_bounds__(kPartThreads, 8)
-    norms_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const float* x, const float* base,
-                 Scratch scratch, double* out) {
+    norms_kernel(const __grid_constant__ typename Reader::SourceData source, bool aligned, const float* x,
+                 const float* base, NormScratch scratch, double* out) {
   constexpr int kUsed = Inner ? 3 : Moves ? 2 : 1, kBatch = Moves ? 4 : 8;
   const int strand = static_cast<int>(threadIdx.x / kQuads), quad = static_cast<int>(threadIdx.x % kQuads);
   const int64_t groups = groups_of(source.size);

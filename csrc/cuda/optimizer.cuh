@@ -7,18 +7,19 @@
 namespace fastagg::cuda {
 
 // For directions that use rows (cached_step.cu). step() calls it for them.
-void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
+void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer,
+                 const LaunchPlace& where);
 // The same for directions with noise (noisy_step.cu).
-void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where);
+void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where);
 
 // The part of a Direction without rows that kernels read.
-struct Summed {
+struct BufferFields {
   const float *acc, *base;
   double gain, weight;
   float scale;
 };
 
-inline Summed summed_of(const Direction& direction) {
+inline BufferFields summed_of(const Direction& direction) {
   return {direction.buffer.acc, direction.base, direction.gain, direction.weight, direction.buffer.scale};
 }
 
@@ -26,7 +27,7 @@ struct Factors {
   float gain, weight, both;
 };
 
-__device__ __forceinline__ Factors factors_of(const Summed& along) {
+__device__ __forceinline__ Factors factors_of(const BufferFields& along) {
   const auto gain = static_cast<float>(along.gain), weight = static_cast<float>(along.weight);
   return {gain, weight, gain * weight};
 }
@@ -40,24 +41,25 @@ __device__ __forceinline__ float direction_of(float u, float x, float other, con
 }
 
 // A thread's moments.
-using Held = MomentsOf<Four>;
+using ThreadMoments = MomentValues<Quad>;
 
 // Which moments there are. Where the optimizer's kind is a constant these are, too, and leave no branches.
-struct Has {
+struct MomentPresence {
   bool m, v, vhat;
 };
 
-__device__ __forceinline__ Has has(const Moments& moments) {
+__device__ __forceinline__ MomentPresence has(const Moments& moments) {
   return {moments.m != nullptr, moments.v != nullptr, moments.vhat != nullptr};
 }
 
 template <bool Whole>
-__device__ __forceinline__ Held load_moments(const Has& has, const Moments& from, int64_t at, int64_t left) {
-  Held found{};
-  if (has.m) found.m = load<Whole>(from.m + at, left);
-  if (has.v) found.v = load<Whole>(from.v + at, left);
-  if (has.vhat) found.vhat = load<Whole>(from.vhat + at, left);
-  return found;
+__device__ __forceinline__ ThreadMoments load_moments(const MomentPresence& has, const Moments& from, int64_t at,
+                                                      int64_t left) {
+  ThreadMoments held{};
+  if (has.m) held.m = load<Whole>(from.m + at, left);
+  if (has.v) held.v = load<Whole>(from.v + at, left);
+  if (has.vhat) held.vhat = load<Whole>(from.vhat + at, left);
+  return held;
 }
 
 inline bool moments_aligned(const Moments& moments) {
@@ -65,8 +67,8 @@ inline bool moments_aligned(const Moments& moments) {
 }
 
 // Writes the new x and the new moments.
-__device__ __forceinline__ void store_step(bool whole, const Has& has, const Optimizer& o, int64_t at, int64_t left,
-                                           const Four& x, const Held& held) {
+__device__ __forceinline__ void store_step(bool whole, const MomentPresence& has, const Optimizer& o, int64_t at,
+                                           int64_t left, const Quad& x, const ThreadMoments& held) {
   store(whole, o.x_out + at, left, x);
   if (has.m) store(whole, o.moments.m + at, left, held.m);
   if (has.v) store(whole, o.moments.v + at, left, held.v);
@@ -75,13 +77,13 @@ __device__ __forceinline__ void store_step(bool whole, const Has& has, const Opt
 
 // Returns the new x. `held` becomes the new moments.
 template <typename Kind>
-__device__ __forceinline__ Four stepped(const Hyper& hyper, const Four& d, const Four& x, Held& held) {
-  Four out;
+__device__ __forceinline__ Quad stepped(const Hyper& hyper, const Quad& d, const Quad& x, ThreadMoments& held) {
+  Quad out;
   const bool with_decay = decays(hyper);
 #pragma unroll
   for (int e = 0; e < kFour; ++e) {
-    const MomentsOf<float> before{held.m.v[e], held.v.v[e], held.vhat.v[e]};
-    MomentsOf<float> after = before;
+    const MomentValues<float> before{held.m.v[e], held.v.v[e], held.vhat.v[e]};
+    MomentValues<float> after = before;
     float along = d.v[e], from = x.v[e];
     if (with_decay) decay(along, from, hyper);
     Kind::template advance<Scalar>(along, after, hyper, hyper.beta1, hyper.beta2);

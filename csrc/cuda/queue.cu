@@ -14,8 +14,8 @@ constexpr size_t kApart = 16, kFirstRing = size_t{1} << 20;
 
 // What belongs to a device and a process. A forked child has no device. What its parent's server leaves there is not
 // touched: the device's library, and locks that other threads held, may never answer.
-struct Own {
-  explicit Own(int device_) : device(device_) {}
+struct ProcessState {
+  explicit ProcessState(int device_) : device(device_) {}
   bool forked() const { return store::process() != process; }
   void check_process() const {
     if (forked())
@@ -36,36 +36,36 @@ struct Own {
 };
 
 // Pinned memory.
-struct Block : Own {
-  Block(int device, size_t size) : Own(device), bytes(size) {
+struct PinnedBlock : ProcessState {
+  PinnedBlock(int device, size_t size) : ProcessState(device), bytes(size) {
     const DeviceGuard here = guard();
     void* made = nullptr;
     check(cudaHostAlloc(&made, size, cudaHostAllocPortable | cudaHostAllocMapped), "pinned memory");
     at = static_cast<char*>(made);
   }
-  ~Block() {
+  ~PinnedBlock() {
     give_up([this] { (void)cudaFreeHost(at); });
   }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
+  PinnedBlock(const PinnedBlock&) = delete;
+  PinnedBlock& operator=(const PinnedBlock&) = delete;
   char* at;
   size_t bytes;
 };
 
 // Events, for use again.
-class Pool : public Own {
+class EventPool : public ProcessState {
  public:
-  using Own::Own;
-  ~Pool() {
+  using ProcessState::ProcessState;
+  ~EventPool() {
     give_up([this] {
       for (const cudaEvent_t each : events_) (void)cudaEventDestroy(each);
     });
   }
   cudaEvent_t event() {
     if (!events_.empty()) {
-      const cudaEvent_t found = events_.back();
+      const cudaEvent_t spare = events_.back();
       events_.pop_back();
-      return found;
+      return spare;
     }
     const DeviceGuard here = guard();
     cudaEvent_t made{};
@@ -86,7 +86,7 @@ class Pool : public Own {
 };
 
 struct Event {
-  explicit Event(std::shared_ptr<Pool> of) : pool(std::move(of)), event(pool->event()) {}
+  explicit Event(std::shared_ptr<EventPool> of) : pool(std::move(of)), event(pool->event()) {}
   ~Event() { pool->give_back(event); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
@@ -111,19 +111,19 @@ struct Event {
   void wait() const {
     if (is_done()) return;
     const DeviceGuard here = pool->guard();
-    const store::Blocking others;
+    const store::BlockingWait others;
     check(cudaEventSynchronize(event), "an arrival");
   }
-  std::shared_ptr<Pool> pool;
+  std::shared_ptr<EventPool> pool;
   cudaEvent_t event;
 };
 
-class InOrder : public Queue {
+class StreamQueue : public Queue {
  public:
-  explicit InOrder(int device)
-      : pool_(std::make_shared<Pool>(device)), ring_(std::make_shared<Block>(device, kFirstRing)) {}
+  explicit StreamQueue(int device)
+      : pool_(std::make_shared<EventPool>(device)), ring_(std::make_shared<PinnedBlock>(device, kFirstRing)) {}
 
-  ~InOrder() override { settle(); }
+  ~StreamQueue() override { settle(); }
 
   void settle() noexcept override {
     try {
@@ -182,9 +182,9 @@ class InOrder : public Queue {
       pending_.front().then->wait();
       release();
     }
-    char* const found = ring_->at + used_ % ring_->bytes;
+    char* const room = ring_->at + used_ % ring_->bytes;
     used_ += bytes;
-    return found;
+    return room;
   }
 
   void wait() override {
@@ -194,7 +194,7 @@ class InOrder : public Queue {
   }
 
  private:
-  struct Done {
+  struct FinishedWork {
     std::shared_ptr<Event> then;
     std::vector<store::Owner> held;
     size_t used;
@@ -203,23 +203,23 @@ class InOrder : public Queue {
   // Work that is pending ends before the current arrival's, which holds the old ring.
   void widen(size_t bytes) {
     const size_t room = std::max(4 * bytes, 2 * ring_->bytes);
-    hold(std::exchange(ring_, std::make_shared<Block>(pool_->device, room)));
+    hold(std::exchange(ring_, std::make_shared<PinnedBlock>(pool_->device, room)));
     used_ = free_ = 0;
-    for (Done& one : pending_) one.used = 0;
+    for (FinishedWork& done : pending_) done.used = 0;
   }
   void release() {
     free_ = std::max(free_, pending_.front().used);
-    const Done done = std::move(pending_.front());
+    const FinishedWork done = std::move(pending_.front());
     pending_.pop_front();
   }
   void sweep() {
     while (!pending_.empty() && pending_.front().then->is_done()) release();
   }
 
-  std::shared_ptr<Pool> pool_;
-  std::shared_ptr<Block> ring_;
+  std::shared_ptr<EventPool> pool_;
+  std::shared_ptr<PinnedBlock> ring_;
   size_t used_ = 0, free_ = 0;
-  std::deque<Done> pending_;
+  std::deque<FinishedWork> pending_;
   std::vector<store::Owner> held_;
   std::shared_ptr<Event> now_, last_;
   cudaStream_t stream_{}, last_stream_{};
@@ -228,6 +228,6 @@ class InOrder : public Queue {
 
 }  // namespace
 
-std::shared_ptr<Queue> queue_on(int device) { return std::make_shared<InOrder>(device); }
+std::shared_ptr<Queue> queue_on(int device) { return std::make_shared<StreamQueue>(device); }
 
 }  // namespace fastagg::cuda

@@ -5,7 +5,7 @@ namespace fastagg::cuda {
 namespace {
 
 // The rows of all slots, one after the other.
-struct Table {
+struct RowTable {
   Row first;
   int64_t row_bytes, row_scales, slots;
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ void write(float* out, int64_t index, int64_t size, b
 // One warp per scale block of every stride-th block. Sums are in double, slot after slot.
 template <typename Format>
 __global__ void __launch_bounds__(kThreads)
-    recompute_kernel(Table rows, int64_t size, bool aligned, const float* weights, float* sum, int64_t first,
+    recompute_kernel(RowTable rows, int64_t size, bool aligned, const float* weights, float* sum, int64_t first,
                      int64_t count, int64_t stride) {
   for (int64_t item = warp_of_grid(); item < count * kScaleBlocks; item += warps_of_grid()) {
     const int64_t index = (first + item / kScaleBlocks * stride) * kScaleBlocks + item % kScaleBlocks;
@@ -45,7 +45,7 @@ constexpr int kTogether = 4;
 // Adds the rows of `Count` slots in order. Their loads do not wait for each other. Rows of slots with weight 0 are
 // loaded, too, but not added.
 template <typename Format, int Count>
-__device__ __forceinline__ void add_slots(const Table& rows, int64_t slot, int64_t index, const float* weights,
+__device__ __forceinline__ void add_slots(const RowTable& rows, int64_t slot, int64_t index, const float* weights,
                                           int64_t shift, float weight, double (&total)[2][kFour]) {
   Halves row[Count];
 #pragma unroll
@@ -61,7 +61,7 @@ __device__ __forceinline__ void add_slots(const Table& rows, int64_t slot, int64
 // One warp per scale block of every job.
 template <typename Format>
 __global__ void __launch_bounds__(kThreads)
-    add_kernel(Table rows, int64_t size, const RowJob* jobs, int64_t count, const float* weights, float weight) {
+    add_kernel(RowTable rows, int64_t size, const RowJob* jobs, int64_t count, const float* weights, float weight) {
   for (int64_t item = warp_of_grid(); item < count * kScaleBlocks; item += warps_of_grid()) {
     const RowJob job = jobs[item / kScaleBlocks];
     const int64_t part = item % kScaleBlocks, index = job.block * kScaleBlocks + part;
@@ -102,10 +102,10 @@ __global__ void __launch_bounds__(kThreads) read_kernel(Row row, int64_t size, b
 
 }  // namespace
 
-void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const Where& where) {
+void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const LaunchPlace& where) {
   if (blocks.last <= blocks.first) return;
   const int64_t count = (blocks.last - blocks.first + blocks.stride - 1) / blocks.stride;
-  const Table table{rows.row(0), rows.row_bytes(), rows.row_scales(), rows.slots};
+  const RowTable table{rows.row(0), rows.row_bytes(), rows.row_scales(), rows.slots};
   launch_of(rows.format, RowFormats{}, [&](auto format) {
     launch("recompute sum", where, warps(count * kScaleBlocks, where.device), recompute_kernel<decltype(format)>, table,
            rows.size, all_aligned(sum), weights, sum, blocks.first, count, blocks.stride);
@@ -113,39 +113,39 @@ void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blo
 }
 
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
-              const Where& where) {
+              const LaunchPlace& where) {
   if (count == 0) return;
-  const Table table{rows.row(0), rows.row_bytes(), rows.row_scales(), rows.slots};
+  const RowTable table{rows.row(0), rows.row_bytes(), rows.row_scales(), rows.slots};
   launch_of(rows.format, RowFormats{}, [&](auto format) {
     launch("add rows", where, warps(count * kScaleBlocks, where.device), add_kernel<decltype(format)>, table, rows.size,
            jobs, count, weights, weight);
   });
 }
 
-void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const Where& where) {
+void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const LaunchPlace& where) {
   if (count == 0) return;
   launch("settle rows", where, grid(count, where.device), settle_kernel, jobs, count, sum, size);
 }
 
-void zero(void* memory, int64_t bytes, const Where& where) {
+void zero(void* memory, int64_t bytes, const LaunchPlace& where) {
   const DeviceGuard guard(where.device);
   check(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(where.stream)), "zero");
 }
 
-void copy(void* to, const void* from, int64_t bytes, const Where& where) {
+void copy(void* to, const void* from, int64_t bytes, const LaunchPlace& where) {
   const DeviceGuard guard(where.device);
   check(
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, static_cast<cudaStream_t>(where.stream)),
       "copy");
 }
 
-void copy_now(void* to, const void* from, int64_t bytes, const Where& where) {
+void copy_now(void* to, const void* from, int64_t bytes, const LaunchPlace& where) {
   copy(to, from, bytes, where);
   const DeviceGuard guard(where.device);
   check(cudaStreamSynchronize(static_cast<cudaStream_t>(where.stream)), "copy");
 }
 
-void read_row(const Rows& rows, int64_t slot, float* out, const Where& where) {
+void read_row(const Rows& rows, int64_t slot, float* out, const LaunchPlace& where) {
   launch_of(rows.format, RowFormats{}, [&](auto format) {
     launch("read row", where, warps(padded(rows.size) / kScaleBlock, where.device), read_kernel<decltype(format)>,
            rows.row(slot), rows.size, all_aligned(out), out);

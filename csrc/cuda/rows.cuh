@@ -30,12 +30,12 @@ __device__ __forceinline__ Dice roll(const RandomKey& key, int64_t block) {
 
 // NaN counts as the largest, because its bits are.
 __device__ __forceinline__ float absmax(const Halves& x) {
-  unsigned most = 0;
+  unsigned largest = 0;
   each([&](int h, int e) {
     const unsigned magnitude = bits_of(x.half[h].v[e]) & 0x7fffffffu;
-    most = magnitude > most ? magnitude : most;
+    largest = magnitude > largest ? magnitude : largest;
   });
-  return float_from_bits(warp_max(most));
+  return float_from_bits(warp_max(largest));
 }
 
 // A thread's codes of a scale block: four of each plane, moved in one access.

@@ -28,8 +28,8 @@ struct Source {
 
 // An encoded update is read as the numbers that were made of it.
 inline Piece as_numbers(Piece piece) {
-  if (piece.dtype != kEncodedThere) return piece;
-  return {static_cast<const WireThere*>(piece.data)->numbers, piece.begin, piece.size, kFloat32};
+  if (piece.dtype != kDeviceEncoded) return piece;
+  return {static_cast<const DeviceWire*>(piece.data)->numbers, piece.begin, piece.size, kFloat32};
 }
 
 inline Source source_of(const Update& update) {
@@ -49,17 +49,17 @@ __device__ __forceinline__ float widen(int dtype, uint32_t half) {
 }
 
 // Reads an update that is one aligned fp32 vector.
-class Flat {
+class FlatReader {
  public:
-  using From = WholeVector;
-  __device__ __forceinline__ Flat(const From& source, int64_t) : data_(source.data) {}
+  using SourceData = WholeVector;
+  __device__ __forceinline__ FlatReader(const SourceData& source, int64_t) : data_(source.data) {}
 
   // Returns elements at..at+3. Unless `Whole`, only `left` of them exist, and the others are 0.
   template <bool Whole>
-  __device__ __forceinline__ Four read(int64_t at, int64_t left) {
+  __device__ __forceinline__ Quad read(int64_t at, int64_t left) {
     return load<Whole>(data_ + at, left);
   }
-  __device__ __forceinline__ float one(int64_t at) { return data_[at]; }
+  __device__ __forceinline__ float element(int64_t at) { return data_[at]; }
 
  private:
   const float* data_;
@@ -68,7 +68,7 @@ class Flat {
 // Reads any update, at increasing positions.
 class Cursor {
  public:
-  using From = Source;
+  using SourceData = Source;
   __device__ __forceinline__ Cursor(const Source& source, int64_t position) : source_(source), piece_(0) {
     for (int low = 0, high = source.count - 1; low < high;) {
       const int middle = (low + high) / 2;
@@ -81,7 +81,7 @@ class Cursor {
   }
 
   template <bool Whole>
-  __device__ __forceinline__ Four read(int64_t at, int64_t left) {
+  __device__ __forceinline__ Quad read(int64_t at, int64_t left) {
     if (!Whole && left <= 0) return {};
     while (at >= source_.end_of(piece_)) ++piece_;
     const int64_t offset = at - source_.begin_of(piece_);
@@ -99,13 +99,13 @@ class Cursor {
         }
       }
     }
-    Four out;
+    Quad out;
 #pragma unroll
-    for (int e = 0; e < kFour; ++e) out.v[e] = Whole || e < left ? one(at + e) : 0.0f;
+    for (int e = 0; e < kFour; ++e) out.v[e] = Whole || e < left ? element(at + e) : 0.0f;
     return out;
   }
 
-  __device__ __forceinline__ float one(int64_t at) {
+  __device__ __forceinline__ float element(int64_t at) {
     while (at >= source_.end_of(piece_)) ++piece_;
     const int64_t offset = at - source_.begin_of(piece_);
     const int dtype = source_.dtype_of(piece_);
@@ -120,7 +120,7 @@ class Cursor {
 
 // A type that names a reader.
 template <typename One>
-struct With {
+struct SourceKind {
   using Reader = One;
 };
 
@@ -129,9 +129,9 @@ template <typename Launch>
 void read_with(const Update& update, Launch launch) {
   const Piece first = update.pieces.size() == 1 ? as_numbers(update.pieces[0]) : Piece{};
   if (first.data != nullptr && first.dtype == kFloat32 && all_aligned(first.data))
-    launch(With<Flat>{}, WholeVector{static_cast<const float*>(first.data), update.size});
+    launch(SourceKind<FlatReader>{}, WholeVector{static_cast<const float*>(first.data), update.size});
   else
-    launch(With<Cursor>{}, source_of(update));
+    launch(SourceKind<Cursor>{}, source_of(update));
 }
 
 }  // namespace fastagg::cuda

@@ -11,7 +11,7 @@ namespace {
 // Calls visit<rows>(reader, at, left) for a thread's part of all rows of 128 elements. If the vectors are aligned and
 // the block is full, it takes two rows at a time, without a tail. Then both are loaded before either is computed.
 template <typename Reader, typename Visit>
-__device__ __forceinline__ void for_each_row(const typename Reader::From& source, bool aligned, Visit visit) {
+__device__ __forceinline__ void for_each_row(const typename Reader::SourceData& source, bool aligned, Visit visit) {
   for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
     Reader reader(source, block * kBlock);
     const int64_t begin = block * kBlock + lane() * kFour;
@@ -29,12 +29,12 @@ __device__ __forceinline__ void for_each_row(const typename Reader::From& source
 
 // `N` rows: two of a full block, or one that may end early.
 template <typename Kind, DirectionKind Direct, int N, typename Reader>
-__device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const Summed& along,
+__device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const BufferFields& along,
                                           const Factors& by, const Optimizer& optimizer) {
   constexpr bool kWhole = N > 1;
-  constexpr Has kHas{Kind::kM, Kind::kV, Kind::kVhat};
-  Four d[N], x[N], other[N];
-  Held held[N];
+  constexpr MomentPresence kHas{Kind::kM, Kind::kV, Kind::kVhat};
+  Quad d[N], x[N], other[N];
+  ThreadMoments held[N];
 #pragma unroll
   for (int r = 0; r < N; ++r) {
     const int64_t here = at + r * kRow;
@@ -49,14 +49,14 @@ __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t le
 #pragma unroll
     for (int e = 0; e < kFour; ++e)
       d[r].v[e] = direction_of<Direct>(d[r].v[e], x[r].v[e], other[r].v[e], by, along.scale);
-    const Four out = stepped<Kind>(optimizer.hyper, d[r], x[r], held[r]);
+    const Quad out = stepped<Kind>(optimizer.hyper, d[r], x[r], held[r]);
     store_step(kWhole, kHas, optimizer, at + r * kRow, left, out, held[r]);
   }
 }
 
 template <typename Kind, DirectionKind Direct, typename Reader>
-__global__ void __launch_bounds__(kThreads, 2)
-    step_kernel(const __grid_constant__ typename Reader::From source, bool aligned, Summed along, Optimizer optimizer) {
+__global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant__ typename Reader::SourceData source,
+                                                           bool aligned, BufferFields along, Optimizer optimizer) {
   const Factors by = factors_of(along);
   for_each_row<Reader>(source, aligned, [&](auto rows, Reader& reader, int64_t at, int64_t left) {
     step_rows<Kind, Direct, decltype(rows)::value>(reader, at, left, along, by, optimizer);
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 // The same with 8-bit moments. The elements of a scale block share a unit.
 template <DirectionKind Direct, typename Reader>
-__device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t begin, int64_t size, const Summed& along,
-                                           const Factors& by, const Optimizer& optimizer) {
+__device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t begin, int64_t size,
+                                           const BufferFields& along, const Factors& by, const Optimizer& optimizer) {
   CodedMoments held{};
   Halves x, d{}, other{};
   loading(whole, [&](auto w) {
@@ -84,8 +84,8 @@ __device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t b
 }
 
 template <DirectionKind Direct, typename Reader>
-__global__ void __launch_bounds__(kThreads, 2) coded_kernel(const __grid_constant__ typename Reader::From source,
-                                                            bool aligned, Summed along, Optimizer optimizer) {
+__global__ void __launch_bounds__(kThreads, 2) coded_kernel(const __grid_constant__ typename Reader::SourceData source,
+                                                            bool aligned, BufferFields along, Optimizer optimizer) {
   const Factors by = factors_of(along);
   for_each_scale_block<Reader>(
       source, aligned, [](int64_t) {},
@@ -98,17 +98,17 @@ template <int N, typename Reader>
 __device__ __forceinline__ void accumulate_rows(Reader& reader, int64_t at, int64_t left, const float* acc, float by,
                                                 float* acc_out) {
   constexpr bool kWhole = N > 1;
-  Four given[N], sum[N];
+  Quad input[N], sum[N];
 #pragma unroll
   for (int r = 0; r < N; ++r) {
-    given[r] = reader.template read<kWhole>(at + r * kRow, left);
-    sum[r] = acc != nullptr ? load<kWhole>(acc + at + r * kRow, left) : Four{};
+    input[r] = reader.template read<kWhole>(at + r * kRow, left);
+    sum[r] = acc != nullptr ? load<kWhole>(acc + at + r * kRow, left) : Quad{};
   }
 #pragma unroll
   for (int r = 0; r < N; ++r) {
 #pragma unroll
     for (int e = 0; e < kFour; ++e) {
-      const float change = by * given[r].v[e];
+      const float change = by * input[r].v[e];
       sum[r].v[e] = acc == nullptr ? change : sum[r].v[e] + change;
     }
     store<kWhole>(acc_out + at + r * kRow, left, sum[r]);
@@ -117,15 +117,15 @@ __device__ __forceinline__ void accumulate_rows(Reader& reader, int64_t at, int6
 
 template <typename Reader>
 __global__ void __launch_bounds__(kThreads, 2)
-    accumulate_kernel(const __grid_constant__ typename Reader::From source, bool aligned, const float* acc, float by,
-                      float* acc_out) {
+    accumulate_kernel(const __grid_constant__ typename Reader::SourceData source, bool aligned, const float* acc,
+                      float by, float* acc_out) {
   for_each_row<Reader>(source, aligned, [&](auto rows, Reader& reader, int64_t at, int64_t left) {
     accumulate_rows<decltype(rows)::value>(reader, at, left, acc, by, acc_out);
   });
 }
 
 template <typename Reader>
-using StepKernel = void (*)(typename Reader::From, bool, Summed, Optimizer);
+using StepKernel = void (*)(typename Reader::SourceData, bool, BufferFields, Optimizer);
 
 // By direction: with 8-bit moments, then of every optimizer.
 template <typename Reader, typename... Kinds>
@@ -138,10 +138,10 @@ StepKernel<Reader> step_kernel_for(List<Kinds...>, const Optimizer& optimizer, D
 
 }  // namespace
 
-void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const Where& where) {
+void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where) {
   if (direction.kind == kMean || direction.kind == kCalibrated) return cached_step(update, direction, optimizer, where);
   if (direction.noise.deviation > 0.0f) return noisy_step(update, direction, optimizer, where);
-  const Summed along = summed_of(direction);
+  const BufferFields along = summed_of(direction);
   const bool aligned =
       all_aligned(along.acc, along.base, optimizer.x, optimizer.x_out) && moments_aligned(optimizer.moments);
   const unsigned blocks = warps(blocks_of(update.size), where.device);
@@ -152,7 +152,7 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
   });
 }
 
-void accumulate(const Update& update, const float* acc, double weight, float* acc_out, const Where& where) {
+void accumulate(const Update& update, const float* acc, double weight, float* acc_out, const LaunchPlace& where) {
   read_with(update, [&](auto with, const auto& source) {
     launch("accumulate", where, warps(blocks_of(update.size), where.device),
            accumulate_kernel<typename decltype(with)::Reader>, source, all_aligned(acc, acc_out), acc,

@@ -8,7 +8,7 @@ namespace {
 
 // Eight threads add a part, as they add a strand (norms.cuh).
 __global__ void __launch_bounds__(kThreads)
-    parts_kernel(const __grid_constant__ Source source, const __grid_constant__ Parts parts) {
+    parts_kernel(const __grid_constant__ Source source, const __grid_constant__ UpdateParts parts) {
   constexpr int kAtOnce = kWarp / static_cast<int>(kQuads);
   const int quad = lane() % static_cast<int>(kQuads);
   for (int64_t first = warp_of_grid() * kAtOnce; first < parts.count; first += warps_of_grid() * kAtOnce) {
@@ -19,10 +19,10 @@ __global__ void __launch_bounds__(kThreads)
       Cursor reader(source, begin);
 #pragma unroll 1
       for (int64_t at = begin + quad * kFour; at < end; at += kLanes) {
-        const Four given = reader.read<false>(at, end - at), m = load<false>(parts.m + at, end - at);
+        const Quad input = reader.read<false>(at, end - at), m = load<false>(parts.m + at, end - at);
 #pragma unroll
         for (int e = 0; e < kFour; ++e) {
-          const double u = at + e < end ? static_cast<double>(given.v[e]) : 0.0, v = static_cast<double>(m.v[e]);
+          const double u = at + e < end ? static_cast<double>(input.v[e]) : 0.0, v = static_cast<double>(m.v[e]);
           lanes.of[0][e] = __fma_rn(u, u, lanes.of[0][e]);
           lanes.of[1][e] = __fma_rn(v, v, lanes.of[1][e]);
           lanes.of[2][e] = __fma_rn(v, u, lanes.of[2][e]);
@@ -82,12 +82,12 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-void sum_parts(const Update& update, const Parts& parts, const Where& where) {
+void sum_parts(const Update& update, const UpdateParts& parts, const LaunchPlace& where) {
   launch("sums of tensors", where, warps((parts.count + 3) / 4, where.device), parts_kernel, source_of(update), parts);
 }
 
 void turned_step(const Update& update, double gain, const Turns& turns, const Optimizer& optimizer,
-                 const Where& where) {
+                 const LaunchPlace& where) {
   const bool aligned = all_aligned(optimizer.x, optimizer.x_out) && moments_aligned(optimizer.moments);
   launch("a step of turned tensors", where, warps(blocks_of(update.size), where.device), turned_kernel,
          source_of(update), aligned, static_cast<float>(gain), turns, optimizer);

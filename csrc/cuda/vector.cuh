@@ -24,18 +24,18 @@ constexpr int kFour = 4;
 constexpr int64_t kRow = kWarp * kFour;
 constexpr int kRows = static_cast<int>(kBlock / kRow);
 
-struct Four {
+struct Quad {
   float v[kFour];
 };
 
 // Loads four elements from `in`. Only `left` of them exist; the others are 0.
 template <bool Whole>
-__device__ __forceinline__ Four load(const float* in, int64_t left) {
+__device__ __forceinline__ Quad load(const float* in, int64_t left) {
   if constexpr (Whole) {
     const float4 q = *reinterpret_cast<const float4*>(in);
     return {{q.x, q.y, q.z, q.w}};
   } else {
-    Four out;
+    Quad out;
 #pragma unroll
     for (int e = 0; e < kFour; ++e) out.v[e] = e < left ? in[e] : 0.0f;
     return out;
@@ -43,7 +43,7 @@ __device__ __forceinline__ Four load(const float* in, int64_t left) {
 }
 
 template <bool Whole>
-__device__ __forceinline__ void store(float* out, int64_t left, const Four& value) {
+__device__ __forceinline__ void store(float* out, int64_t left, const Quad& value) {
   if constexpr (Whole) {
     // The compiler sometimes splits a plain assignment into four stores.
     __stwb(reinterpret_cast<float4*>(out), make_float4(value.v[0], value.v[1], value.v[2], value.v[3]));
@@ -54,7 +54,7 @@ __device__ __forceinline__ void store(float* out, int64_t left, const Four& valu
   }
 }
 
-__device__ __forceinline__ void store(bool whole, float* out, int64_t left, const Four& value) {
+__device__ __forceinline__ void store(bool whole, float* out, int64_t left, const Quad& value) {
   whole ? store<true>(out, left, value) : store<false>(out, left, value);
 }
 

@@ -13,7 +13,7 @@ __device__ __forceinline__ int64_t threads_of_grid() { return static_cast<int64_
 template <typename Format>
 __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant__ Wire wire, float* out) {
   for (int64_t at = thread_of_grid() * kFour; at < wire.size; at += threads_of_grid() * kFour) {
-    Four numbers{};
+    Quad numbers{};
 #pragma unroll
     for (int e = 0; e < kFour; ++e)
       if (at + e < wire.size) numbers.v[e] = Format::element(wire, at + e);
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads) scatter_kernel(const __grid_constant
 
 }  // namespace
 
-void decode(const Wire& wire, float* out, const Where& where) {
+void decode(const Wire& wire, float* out, const LaunchPlace& where) {
   visit_at(wire.format, WireFormats{}, [&](auto kind) {
     using Format = decltype(kind);
     const int64_t turns = Format::kSparse ? wire.count : (wire.size + kFour - 1) / kFour;

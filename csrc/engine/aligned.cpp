@@ -5,17 +5,17 @@
 
 namespace fastagg::engine {
 
-Aligned::Aligned(double sign, const Setting& setting, std::vector<int64_t> ends)
-    : Single(sign, false, 0.0), setting_(setting), tensors_(std::move(ends)), turns_(tensors_.ends().size()) {
+AlignedDirection::AlignedDirection(double sign, const Setting& setting, std::vector<int64_t> ends)
+    : SingleDirection(sign, false, 0.0), setting_(setting), tensors_(std::move(ends)), turns_(tensors_.ends().size()) {
   is.tensors = &tensors_;
 }
 
-Outcome Aligned::plan(const Contributions& given, bool closes, ReadMode mode) {
-  const Outcome outcome = Single::plan(given, closes, mode);
+Outcome AlignedDirection::plan(const Contributions& contributions, bool closes, ReadMode mode) {
+  const Outcome outcome = SingleDirection::plan(contributions, closes, mode);
   double squares = 0.0;
   for (size_t i = 0; i < turns_.size(); ++i) {
     turns_[i] = turn_of(i, direction_.gain, weight_);
-    const cpu::Tensors::Sums sums = tensors_.of(i);
+    const cpu::Tensors::TensorSums sums = tensors_.of(i);
     const double size = std::abs(turns_[i].weight * direction_.gain) * std::sqrt(sums.update) +
                         std::abs(static_cast<double>(turns_[i].along)) * std::sqrt(sums.m);
     squares += size * size;
@@ -26,9 +26,9 @@ Outcome Aligned::plan(const Contributions& given, bool closes, ReadMode mode) {
 }
 
 // Eqs. 7 to 15. `by` makes a direction of the update; the paper's gradient and momentum are both of the other sign.
-Turn Aligned::turn_of(size_t tensor, double by, double weight) const {
+Turn AlignedDirection::turn_of(size_t tensor, double by, double weight) const {
   const auto& [rho, c_ok, k_s, k_d, kappa, beta_max, eps] = setting_;
-  const cpu::Tensors::Sums sums = tensors_.of(tensor);
+  const cpu::Tensors::TensorSums sums = tensors_.of(tensor);
   const double size = std::abs(by) * std::sqrt(sums.update), m = std::sqrt(sums.m);
   double keep = 1.0, along = 0.0;
   if (size >= eps && m >= eps) {

@@ -9,14 +9,14 @@
 
 namespace fastagg::engine {
 
-class Aligned : public Single {
+class AlignedDirection : public SingleDirection {
  public:
   struct Setting {
     double rho, c_ok, k_s, k_d, kappa, beta_max, eps;
   };
   // `ends`: where each tensor of the model ends.
-  Aligned(double sign, const Setting& setting, std::vector<int64_t> ends);
-  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
+  AlignedDirection(double sign, const Setting& setting, std::vector<int64_t> ends);
+  Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   int64_t nbytes() const override { return tensors_.nbytes(); }
 
  private:

@@ -29,18 +29,18 @@ AllClients::AllClients(double sign, const Setting& setting, const Rows& rows, st
   mean_.pieces.reserve(1);
 }
 
-Outcome AllClients::plan(const Contributions& given, bool, ReadMode) {
-  given_ = given.front();
-  const bool enters = !ages_ || ages_->plan(given_);
-  weights_.plan(given_.client, given_.share, enters);
+Outcome AllClients::plan(const Contributions& contributions, bool, ReadMode) {
+  contributions_ = contributions.front();
+  const bool enters = !ages_ || ages_->plan(contributions_);
+  weights_.plan(contributions_.client, contributions_.share, enters);
   plan_bounds();
-  versions_.assign(1, given_.start);
+  versions_.assign(1, contributions_.start);
   if (resummation_) resummation_->begin(weights_.arrivals);
   return outcome_ = outcome_of(weights_, setting_.full);
 }
 
 void AllClients::plan_bounds() {
-  const double rows = std::max(weights_.row_bound, std::abs(given_.weight) * given_.norm);
+  const double rows = std::max(weights_.row_bound, std::abs(contributions_.weight) * contributions_.norm);
   kept_bound_ = rows * weights_.next.total;
   bound_ = weights_.bound(rows, kept_bound_, setting_.direct);
   const bool fell = resummation_ && weights_.fell();
@@ -50,31 +50,31 @@ void AllClients::plan_bounds() {
 
 // How the update's row replaces its client's last one.
 Direction AllClients::exchange() const {
-  const RowWeights::Next& next = weights_.next;
+  const RowWeights::PlannedWeights& next = weights_.next;
   Direction direction;
   direction.kind = kMean;
-  direction.gain = given_.gain * given_.weight;
+  direction.gain = contributions_.gain * contributions_.weight;
   direction.sum = {setting_.sum, next.entering, next.leaving, 1.0f, {}};
   direction.row.format = format;
   direction.row.key = key(next.client);
-  direction.row.coded = rows_.packed_at(const_cast<void*>(row_in(given_, format)));  // it is only read
+  direction.row.coded = rows_.packed_at(const_cast<void*>(row_in(contributions_, format)));  // it is only read
   if (next.leaving != 0.0f) direction.row.read = rows_.row(next.client);
   direction.row.write = rows_.row(next.client);
   return direction;
 }
 
 void AllClients::run(Runner& runner, const Optimizer& optimizer) {
-  const RowWeights::Next& next = weights_.next;
-  const int64_t size = given_.update->size;
+  const RowWeights::PlannedWeights& next = weights_.next;
+  const int64_t size = contributions_.update->size;
   const bool steps = outcome_ == Outcome::kStep;
   Direction direction = exchange();
   for (const auto& [other, weight] : next.terms) direction.sum.terms.push_back({rows_.row(other), weight});
   if (resummation_) resummation_->leaves(runner, next.client, next.leaving);
   if (!steps || direct_) {
-    runner.step(*given_.update, direction, Optimizer{});
+    runner.step(*contributions_.update, direction, Optimizer{});
   } else {
     direction.sum.scale = static_cast<float>(is.sign / next.total);
-    runner.step(*given_.update, direction, optimizer);
+    runner.step(*contributions_.update, direction, optimizer);
   }
   if (next.total == 0.0) runner.zero(setting_.sum, size * static_cast<int64_t>(sizeof(float)));
   weights_.put();
@@ -96,7 +96,7 @@ void AllClients::run(Runner& runner, const Optimizer& optimizer) {
 
 void AllClients::commit() noexcept {
   weights_.commit(direct_);
-  if (ages_) ages_->commit(given_);
+  if (ages_) ages_->commit(contributions_);
   if (resummation_) resummation_->put();
 }
 
@@ -118,17 +118,17 @@ Differences::Differences(double sign, int64_t clients, bool full, float* sum)
   is.rows = this;
 }
 
-Outcome Differences::plan(const Contributions& given, bool, ReadMode) {
-  const Contribution& one = given.front();
-  update_ = one.update;
-  weights_.plan(one.client, 1.0, true);
-  kept_bound_ = weights_.row_bound + one.norm;  // differences add up
+Outcome Differences::plan(const Contributions& contributions, bool, ReadMode) {
+  const Contribution& contribution = contributions.front();
+  update_ = contribution.update;
+  weights_.plan(contribution.client, 1.0, true);
+  kept_bound_ = weights_.row_bound + contribution.norm;  // differences add up
   bound_ = weights_.bound(kept_bound_, kept_bound_, false);
-  versions_.assign(1, one.start);
+  versions_.assign(1, contribution.start);
   outcome_ = outcome_of(weights_, full_);
   direction_ = {};
   direction_.kind = kMean;
-  direction_.gain = one.gain * one.weight;
+  direction_.gain = contribution.gain * contribution.weight;
   const double scale = outcome_ == Outcome::kStep ? is.sign / weights_.next.total : 1.0;
   direction_.sum = {sum_, 1.0f, 0.0f, static_cast<float>(scale), {}};
   direction_.row.key = {0, static_cast<uint64_t>(weights_.arrivals), 0};

@@ -23,7 +23,7 @@ class AllClients : public DirectionState, public RowKeeper {
   };
   // `resummation`: adds up the sum again, little by little; null: nothing does.
   AllClients(double sign, const Setting& setting, const Rows& rows, std::shared_ptr<Resummation> resummation);
-  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
+  Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
@@ -46,7 +46,7 @@ class AllClients : public DirectionState, public RowKeeper {
   RowWeights weights_;
   std::optional<Freshness> ages_;
   // Planned:
-  Contribution given_;
+  Contribution contributions_;
   Outcome outcome_ = Outcome::kKept;
   bool direct_ = false;  // this time
   Update mean_;
@@ -57,7 +57,7 @@ class Differences : public DirectionState, public RowKeeper {
  public:
   // `full`: nothing is applied until all clients have been heard.
   Differences(double sign, int64_t clients, bool full, float* sum);
-  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
+  Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override { weights_.commit(false); }
   void cancel() noexcept override { weights_.take_back(); }

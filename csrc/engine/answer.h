@@ -29,12 +29,12 @@ struct Receipt {
 
 // What an answer holds, and where it lies.
 struct Numbers {
-  enum Kind {
+  enum AnswerKind {
     kUpdate,  // a delta or a gradient
     kModel,   // a trained model, which is taken less `base`; or the difference itself, without one
     kSum,     // of several clients' updates, each of them weighed already
   };
-  Kind kind = kUpdate;
+  AnswerKind kind = kUpdate;
   // Where they are, and what keeps them there. Their owner may write to them at any time, unless `is_private`.
   Update update;
   store::Owner owner;
@@ -47,14 +47,14 @@ struct Numbers {
   double total = -1.0;                 // and what they count for in a mean
   std::vector<ClientId> participants;  // whose they are, if the leaf says it
 
-  std::shared_ptr<const Reported> reported;  // statistics
-  store::Vector control;                     // what came besides the update (a change of a control variate), fp32
-  int64_t control_size = 0;                  // of so many numbers
-  store::Owner extra;                        // whatever else the extension understands
-  std::shared_ptr<log::Blob> blob;           // the file that the update was streamed into
-  Update on_host;                            // of an update on a device: a copy for the log,
-  store::Owner on_host_owner;                // and its owner
-  bool in_host = false;                      // it lies in the host's memory, and kernels run on a device
+  std::shared_ptr<const ReportedStatistics> reported;  // statistics
+  store::Vector control;            // what came besides the update (a change of a control variate), fp32
+  int64_t control_size = 0;         // of so many numbers
+  store::Owner extra;               // whatever else the extension understands
+  std::shared_ptr<log::Blob> blob;  // the file that the update was streamed into
+  Update on_host;                   // of an update on a device: a copy for the log,
+  store::Owner on_host_owner;       // and its owner
+  bool in_host = false;             // it lies in the host's memory, and kernels run on a device
 };
 
 struct Answer : Numbers {
@@ -64,7 +64,7 @@ struct Answer : Numbers {
   int64_t task = 0;                                           // its id; 0: not given
   int64_t offset = -1;                                        // in the log that it comes from; -1: not given
   double samples = std::numeric_limits<double>::quiet_NaN();  // NaN: not given
-  const log::Decided* decided = nullptr;                      // in a recovery: the outcome that was
+  const log::RecordedOutcome* decided = nullptr;              // in a recovery: the outcome that was
   Receipt receipt;                                            // out
 };
 

@@ -24,15 +24,15 @@ int64_t majority_of(const std::vector<int64_t>& clients) noexcept {
 
 }  // namespace
 
-std::shared_ptr<Buffered> buffer_of(double sign, const Buffered::Setting& setting,
-                                    const std::shared_ptr<store::Memory>& memory,
-                                    const std::optional<Privacy::Setting>& privacy) {
-  if (setting.combine) return std::make_shared<Combined>(sign, setting, memory, privacy);
-  return std::make_shared<Summed>(sign, setting, memory, privacy);
+std::shared_ptr<BufferedDirection> buffer_of(double sign, const BufferedDirection::Setting& setting,
+                                             const std::shared_ptr<store::Memory>& memory,
+                                             const std::optional<Privacy::Setting>& privacy) {
+  if (setting.combine) return std::make_shared<CombinedBuffer>(sign, setting, memory, privacy);
+  return std::make_shared<SummedBuffer>(sign, setting, memory, privacy);
 }
 
-Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
-                   const std::optional<Privacy::Setting>& privacy)
+BufferedDirection::BufferedDirection(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
+                                     const std::optional<Privacy::Setting>& privacy)
     : DirectionState(sign), setting_(setting), memory_(std::move(memory)) {
   is.keeps = is.combines = setting_.combine != nullptr;
   is.reads_once = !is.combines;
@@ -41,29 +41,29 @@ Buffered::Buffered(double sign, const Setting& setting, std::shared_ptr<store::M
   folds = !is.combines && setting.capacity != 1;
 }
 
-void Buffered::check(const ClientId& client, int64_t start, int64_t now) const {
+void BufferedDirection::check(const ClientId& client, int64_t start, int64_t now) const {
   if (setting_.synchronous && start != now)
     throw Refusal(Why::kUnknownVersion, "client " + shown(client) + ": its update is from round " +
                                             std::to_string(start) + ", this is round " + std::to_string(now));
 }
 
-int64_t Buffered::room() const {
+int64_t BufferedDirection::room() const {
   return setting_.capacity < 0 ? INT64_MAX : setting_.capacity - static_cast<int64_t>(round.versions.size());
 }
 
-double Buffered::grace(int64_t waiting) const {
+double BufferedDirection::grace(int64_t waiting) const {
   const bool enough =
       setting_.at_least > 0 && static_cast<int64_t>(round.versions.size()) + waiting >= setting_.at_least;
   return enough ? setting_.grace : HUGE_VAL;
 }
 
 // Adds all updates to the sum. If they make a step, the last one is not added: the step's kernel reads it directly.
-Outcome Buffered::plan(const Contributions& given, bool closes, ReadMode mode) {
+Outcome BufferedDirection::plan(const Contributions& contributions, bool closes, ReadMode mode) {
   int64_t count = 0;
-  for (const Contribution& one : given) count += one.count;
+  for (const Contribution& contribution : contributions) count += contribution.count;
   const bool steps = closes || count >= room();
-  if (given.empty() && (!steps || round.versions.empty())) return outcome_ = Outcome::kKept;
-  plan_numbers(given, steps);
+  if (contributions.empty() && (!steps || round.versions.empty())) return outcome_ = Outcome::kKept;
+  plan_numbers(contributions, steps);
   const auto all = round.versions.size() + static_cast<size_t>(count);
   if (round.versions.capacity() < all) round.versions.reserve(2 * all), round.clients.reserve(2 * all);
   sum.beside = {}, sum.along = {};
@@ -71,21 +71,22 @@ Outcome Buffered::plan(const Contributions& given, bool closes, ReadMode mode) {
   return outcome_;
 }
 
-void Buffered::plan_numbers(const Contributions& given, bool steps) {
-  given_ = given;
+void BufferedDirection::plan_numbers(const Contributions& contributions, bool steps) {
+  contributions_ = contributions;
   versions_.clear();
   if (steps) versions_ = round.versions;
   round.next_total = round.total;
   round.next_bound = round.versions.empty() ? 0.0 : round.bound;
   auto count = static_cast<int64_t>(round.versions.size());
   double factor = 1.0;  // the largest that an element is multiplied by, which is a float
-  for (const Contribution& one : given_) {
-    count += one.count;
-    if (steps) versions_.insert(versions_.end(), static_cast<size_t>(one.count), one.start);
-    round.next_total += one.counts_for() * (setting_.divisor < 0.0 ? one.weight : 1.0);
-    const double by = std::abs(is.combines ? one.weight : weight_of(one)), most = by * one.norm;
+  for (const Contribution& contribution : contributions_) {
+    count += contribution.count;
+    if (steps) versions_.insert(versions_.end(), static_cast<size_t>(contribution.count), contribution.start);
+    round.next_total += contribution.counts_for() * (setting_.divisor < 0.0 ? contribution.weight : 1.0);
+    const double by = std::abs(is.combines ? contribution.weight : weight_of(contribution)),
+                 bound = by * contribution.norm;
     factor = std::max(factor, by);
-    round.next_bound = is.combines ? std::max(round.next_bound, most) : round.next_bound + most;
+    round.next_bound = is.combines ? std::max(round.next_bound, bound) : round.next_bound + bound;
   }
   // A round in which nobody had samples ends without a step.
   outcome_ = !steps ? Outcome::kKept : round.next_total > 0.0 ? Outcome::kStep : Outcome::kIdle;
@@ -100,23 +101,23 @@ void Buffered::plan_numbers(const Contributions& given, bool steps) {
   bound_ = kept_bound_ / by;
   if (factor / std::min(by, 1.0) > kLargestModel) bound_ = HUGE_VAL;  // it would spoil an update of zeros, too
   if (!privacy_) return;
-  privacy_->plan(given_, steps, static_cast<int64_t>(versions_.size()));
+  privacy_->plan(contributions_, steps, static_cast<int64_t>(versions_.size()));
   if (steps) bound_ += privacy_->bound(round.divisor);
 }
 
-void Buffered::step_along(Runner& runner, double term, const Optimizer& optimizer) {
+void BufferedDirection::step_along(Runner& runner, double term, const Optimizer& optimizer) {
   Direction direction;
   direction.weight = term / round.divisor;
   if (privacy_) direction.noise = privacy_->noise(round.divisor);
   runner.step(sum.along, direction, optimizer);
 }
 
-void Buffered::commit() noexcept {
+void BufferedDirection::commit() noexcept {
   if (sum.beside) sum.acc = std::move(sum.beside);
   sum.beside = {};
   if (privacy_) privacy_->commit(outcome_ != Outcome::kKept);
-  for (const Contribution& one : given_)
-    if (one.count == 1 && one.total < 0.0) round.clients.push_back(one.client);
+  for (const Contribution& contribution : contributions_)
+    if (contribution.count == 1 && contribution.total < 0.0) round.clients.push_back(contribution.client);
   if (outcome_ != Outcome::kKept) {
     majority = majority_of(round.clients);
     round.clients.clear();
@@ -124,13 +125,13 @@ void Buffered::commit() noexcept {
     round.total = round.bound = 0.0;
     return;
   }
-  for (const Contribution& one : given_)
-    round.versions.insert(round.versions.end(), static_cast<size_t>(one.count), one.start);
+  for (const Contribution& contribution : contributions_)
+    round.versions.insert(round.versions.end(), static_cast<size_t>(contribution.count), contribution.start);
   round.total = round.next_total;
   round.bound = round.next_bound;
 }
 
-void Buffered::fields(Archive& archive) {
+void BufferedDirection::fields(Archive& archive) {
   archive.list("versions", round.versions);
   archive.field("total", round.total);
   if (privacy_) privacy_->fields(archive);

@@ -10,9 +10,9 @@
 
 namespace fastagg::engine {
 
-inline double weight_of(const Contribution& one) { return one.weight * one.share; }
+inline double weight_of(const Contribution& contribution) { return contribution.weight * contribution.share; }
 
-class Buffered : public DirectionState, public Sums {
+class BufferedDirection : public DirectionState, public Sums {
  public:
   // A negative capacity: however many come until `close_round`. `synchronous`: only updates of the current version.
   // `at_least`: so many are enough for a step, `grace` seconds later; 0: never.
@@ -24,14 +24,16 @@ class Buffered : public DirectionState, public Sums {
     int64_t at_least = 0;
     double grace = 0.0;
     double divisor = 0.0;  // of the sum. 0: what updates count for; negative: that times their weights
-    std::shared_ptr<const Combine> combine = nullptr;  // what a round becomes; null: the sum, divided
+    std::shared_ptr<const Combiner> combine = nullptr;  // what a round becomes; null: the sum, divided
   };
-  Buffered(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
-           const std::optional<Privacy::Setting>& privacy);
+  BufferedDirection(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
+                    const std::optional<Privacy::Setting>& privacy);
   void check(const ClientId& client, int64_t start, int64_t now) const override;
-  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
+  Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void commit() noexcept override;
-  void measured(const Contributions& given) override { plan_numbers(given, outcome_ == Outcome::kStep); }
+  void measured(const Contributions& contributions) override {
+    plan_numbers(contributions, outcome_ == Outcome::kStep);
+  }
   int64_t room() const override;
   double grace(int64_t waiting) const override;
   bool closes_before(int64_t count) const override {
@@ -52,20 +54,20 @@ class Buffered : public DirectionState, public Sums {
   };
   Round round;
   // The sum, if there is one. The last update of a full round never enters it: it goes straight into the step.
-  struct Sum {
+  struct RunningSum {
     store::Vector acc, beside;  // `beside`: where the next one is made, if what is planned may still fail
     Update along;               // the next one, if the step is along it
     const store::Vector& into() const { return beside ? beside : acc; }
   };
-  Sum sum;
+  RunningSum sum;
 
  protected:
-  // Refuses what this kind cannot hold: `given_`, which are so many with those before.
+  // Refuses what this kind cannot hold: `contributions_`, which are so many with those before.
   virtual void check_sum(int64_t) const {}
   virtual void plan_sum(ReadMode mode) = 0;
   // False: what was loaded does not belong to these versions.
   virtual bool sum_fields(Archive& archive) = 0;
-  void plan_numbers(const Contributions& given, bool steps);
+  void plan_numbers(const Contributions& contributions, bool steps);
   // `term`: what 1 in the sum means.
   void step_along(Runner& runner, double term, const Optimizer& optimizer);
 
@@ -74,7 +76,7 @@ class Buffered : public DirectionState, public Sums {
   std::optional<Privacy> privacy_;
   // Planned:
   Outcome outcome_ = Outcome::kKept;
-  Contributions given_;
+  Contributions contributions_;
 };
 
 }  // namespace fastagg::engine

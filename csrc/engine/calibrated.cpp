@@ -5,8 +5,8 @@
 
 namespace fastagg::engine {
 
-Calibrated::Calibrated(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
-                       std::shared_ptr<Resummation> resummation)
+CalibratedDirection::CalibratedDirection(double sign, const Setting& setting, const Rows& rows, uint64_t seed,
+                                         float* sum, float* acc, std::shared_ptr<Resummation> resummation)
     : DirectionState(sign),
       setting_(setting),
       rows_(rows),
@@ -19,64 +19,66 @@ Calibrated::Calibrated(double sign, const Setting& setting, const Rows& rows, ui
   is.rows = this;
   format = rows.format;
   for (int64_t slot = rows.slots; slot-- > 0;) free_.push_back(static_cast<int32_t>(slot));
-  const auto most = static_cast<size_t>(std::min(setting.capacity, setting.clients));
-  fresh_.reserve(most);
-  next_.terms.reserve(2 * most);
+  const auto capacity = static_cast<size_t>(std::min(setting.capacity, setting.clients));
+  fresh_.reserve(capacity);
+  next_.terms.reserve(2 * capacity);
   held_.reserve(static_cast<size_t>(setting.capacity));
 }
 
-Calibrated::Fresh* Calibrated::fresh_of(int64_t client) {
-  for (Fresh& fresh : fresh_)
+CalibratedDirection::FreshUpdate* CalibratedDirection::fresh_of(int64_t client) {
+  for (FreshUpdate& fresh : fresh_)
     if (fresh.client == client) return &fresh;
   return nullptr;
 }
 
-int64_t Calibrated::writes(int64_t client) const {
-  for (const Fresh& fresh : fresh_)
+int64_t CalibratedDirection::writes(int64_t client) const {
+  for (const FreshUpdate& fresh : fresh_)
     if (fresh.client == client) return fresh.slot;
   return free_.empty() ? -1 : free_.back();
 }
 
-Outcome Calibrated::plan(const Contributions& given, bool, ReadMode) {
-  const Contribution& one = next_.given = given.front();
-  Fresh* mine = fresh_of(one.client);
+Outcome CalibratedDirection::plan(const Contributions& contributions, bool, ReadMode) {
+  const Contribution& contribution = next_.contribution = contributions.front();
+  FreshUpdate* mine = fresh_of(contribution.client);
   next_.known = mine != nullptr;
-  next_.read = slots_[static_cast<size_t>(one.client)];
+  next_.read = slots_[static_cast<size_t>(contribution.client)];
   if (!setting_.from_start && next_.known) next_.read = mine->slot;
   next_.write = next_.known ? mine->slot : free_.back();
   versions_ = held_;
-  versions_.push_back(one.start);
+  versions_.push_back(contribution.start);
   next_.outcome = static_cast<int64_t>(versions_.size()) == setting_.capacity ? Outcome::kStep : Outcome::kKept;
   next_.terms.clear();
   double distinct = 0.0;  // of each client the share of its latest update
-  for (const Fresh& fresh : fresh_) distinct += fresh.client == one.client ? one.share : fresh.share;
-  if (!next_.known) distinct += one.share;
-  next_.divisor = setting_.from_start ? distinct : total_ + one.share;
+  for (const FreshUpdate& fresh : fresh_)
+    distinct += fresh.client == contribution.client ? contribution.share : fresh.share;
+  if (!next_.known) distinct += contribution.share;
+  next_.divisor = setting_.from_start ? distinct : total_ + contribution.share;
   if (next_.outcome == Outcome::kStep) {
-    for (const Fresh& fresh : fresh_) next_.terms.emplace_back(fresh.slot, 1.0f);
+    for (const FreshUpdate& fresh : fresh_) next_.terms.emplace_back(fresh.slot, 1.0f);
     if (!next_.known) next_.terms.emplace_back(next_.write, 1.0f);
     for (size_t i = 0, count = next_.terms.size(); i < count; ++i) {
-      const int64_t client = i < fresh_.size() ? fresh_[i].client : one.client;
+      const int64_t client = i < fresh_.size() ? fresh_[i].client : contribution.client;
       if (const int32_t slot = slots_[static_cast<size_t>(client)]; slot >= 0) next_.terms.emplace_back(slot, -1.0f);
     }
   }
-  next_.row_bound = std::max(row_bound_, std::abs(one.weight) * one.norm);
-  const double most = 2.0 * next_.row_bound * (total_ + one.share);  // of the buffer's sum
-  bound_ = next_.row_bound + most / next_.divisor;
-  kept_bound_ = std::max(most, next_.row_bound * static_cast<double>(setting_.clients));
+  next_.row_bound = std::max(row_bound_, std::abs(contribution.weight) * contribution.norm);
+  const double bound = 2.0 * next_.row_bound * (total_ + contribution.share);  // of the buffer's sum
+  bound_ = next_.row_bound + bound / next_.divisor;
+  kept_bound_ = std::max(bound, next_.row_bound * static_cast<double>(setting_.clients));
   resummation_->begin(arrivals_);
   return next_.outcome;
 }
 
-void Calibrated::run(Runner& runner, const Optimizer& optimizer) {
-  const Update& update = *next_.given.update;
-  const RandomKey key{seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(next_.given.client)};
+void CalibratedDirection::run(Runner& runner, const Optimizer& optimizer) {
+  const Update& update = *next_.contribution.update;
+  const RandomKey key{seed_, static_cast<uint64_t>(arrivals_), static_cast<uint32_t>(next_.contribution.client)};
   Direction direction;
   direction.kind = kCalibrated;
-  direction.gain = next_.given.gain * next_.given.weight;
-  direction.weight = next_.given.share * is.sign;
+  direction.gain = next_.contribution.gain * next_.contribution.weight;
+  direction.weight = next_.contribution.share * is.sign;
   direction.row = {rows_.format, rows_.row(next_.read), rows_.row(next_.write), key};
-  direction.row.coded = rows_.packed_at(const_cast<void*>(row_in(next_.given, rows_.format)));  // it is only read
+  direction.row.coded =
+      rows_.packed_at(const_cast<void*>(row_in(next_.contribution, rows_.format)));  // it is only read
   direction.buffer.acc = held_.empty() ? nullptr : acc_;
   direction.buffer.out = acc_;
   if (next_.outcome == Outcome::kKept) {
@@ -94,20 +96,20 @@ void Calibrated::run(Runner& runner, const Optimizer& optimizer) {
   resummation_->advance(runner, weights_.data(), sum_);
 }
 
-void Calibrated::commit() noexcept {
+void CalibratedDirection::commit() noexcept {
   ++arrivals_;
   row_bound_ = next_.row_bound;
   if (next_.known) {
-    fresh_of(next_.given.client)->share = next_.given.share;
+    fresh_of(next_.contribution.client)->share = next_.contribution.share;
   } else {
-    fresh_.push_back({next_.given.client, next_.write, next_.given.share});
+    fresh_.push_back({next_.contribution.client, next_.write, next_.contribution.share});
     free_.pop_back();
   }
-  held_.push_back(next_.given.start);
-  total_ += next_.given.share;
+  held_.push_back(next_.contribution.start);
+  total_ += next_.contribution.share;
   resummation_->put();
   if (next_.outcome != Outcome::kStep) return;
-  for (const Fresh& fresh : fresh_) {
+  for (const FreshUpdate& fresh : fresh_) {
     int32_t& slot = slots_[static_cast<size_t>(fresh.client)];
     if (slot >= 0) free_.push_back(slot);
     slot = static_cast<int32_t>(fresh.slot);
@@ -117,22 +119,23 @@ void Calibrated::commit() noexcept {
   total_ = 0.0;
 }
 
-void Calibrated::cancel() noexcept {
+void CalibratedDirection::cancel() noexcept {
   for (const auto& [slot, weight] : next_.terms) weights_[static_cast<size_t>(slot)] = weight > 0 ? 0.0f : 1.0f;
   resummation_->cancel();
 }
 
-int64_t Calibrated::nbytes() const {
+int64_t CalibratedDirection::nbytes() const {
   return static_cast<int64_t>(slots_.size() * sizeof(int32_t) + weights_.size() * sizeof(float)) +
          resummation_->nbytes();
 }
 
-void Calibrated::fields(Archive& archive) {
+void CalibratedDirection::fields(Archive& archive) {
   std::vector<std::pair<int64_t, int64_t>> slots;
   for (size_t i = 0; i < slots_.size(); ++i)
     if (slots_[i] >= 0) slots.emplace_back(i, slots_[i]);
   std::vector<Archive::Entry> fresh;
-  for (const Fresh& one : fresh_) fresh.emplace_back(one.client, one.slot, one.share);
+  for (const FreshUpdate& fresh_update : fresh_)
+    fresh.emplace_back(fresh_update.client, fresh_update.slot, fresh_update.share);
   std::vector<int64_t> free(free_.begin(), free_.end());
   archive.list("slots", slots);
   archive.list("fresh", fresh);
@@ -149,8 +152,8 @@ void Calibrated::fields(Archive& archive) {
     throw std::invalid_argument("a buffer of another size");
 }
 
-void Calibrated::take_slots(const std::vector<std::pair<int64_t, int64_t>>& slots,
-                            const std::vector<Archive::Entry>& fresh, const std::vector<int64_t>& free) {
+void CalibratedDirection::take_slots(const std::vector<std::pair<int64_t, int64_t>>& slots,
+                                     const std::vector<Archive::Entry>& fresh, const std::vector<int64_t>& free) {
   const auto require = [](bool holds) {
     if (!holds) throw std::invalid_argument("rows that are nobody's, or two clients'");
   };

@@ -10,15 +10,15 @@
 
 namespace fastagg::engine {
 
-class Calibrated : public DirectionState, public RowKeeper {
+class CalibratedDirection : public DirectionState, public RowKeeper {
  public:
   struct Setting {
     int64_t clients, capacity;
     bool from_start;  // a client that returns in a round is calibrated against its row at the start of it
   };
-  Calibrated(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
-             std::shared_ptr<Resummation> resummation);
-  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
+  CalibratedDirection(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
+                      std::shared_ptr<Resummation> resummation);
+  Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void cancel() noexcept override;
@@ -27,11 +27,11 @@ class Calibrated : public DirectionState, public RowKeeper {
   int64_t nbytes() const override;
 
  private:
-  struct Fresh {
+  struct FreshUpdate {
     int64_t client, slot;
     double share;
   };
-  Fresh* fresh_of(int64_t client);
+  FreshUpdate* fresh_of(int64_t client);
   void take_slots(const std::vector<std::pair<int64_t, int64_t>>& slots, const std::vector<Archive::Entry>& fresh,
                   const std::vector<int64_t>& free);
 
@@ -40,22 +40,22 @@ class Calibrated : public DirectionState, public RowKeeper {
   uint64_t seed_;
   float *sum_, *acc_;
   std::shared_ptr<Resummation> resummation_;
-  std::vector<int32_t> slots_;  // client -> its row at the start of the round; negative: none
-  std::vector<Fresh> fresh_;    // rows of this round, in the order of the clients' first updates
+  std::vector<int32_t> slots_;      // client -> its row at the start of the round; negative: none
+  std::vector<FreshUpdate> fresh_;  // rows of this round, in the order of the clients' first updates
   std::vector<int32_t> free_;
   std::vector<float> weights_;  // of slots in the sum
   std::vector<int64_t> held_;
   double total_ = 0.0, row_bound_ = 0.0;
   int64_t arrivals_ = 0;
-  struct Planned {
-    Contribution given;
+  struct PlannedStep {
+    Contribution contribution;
     Outcome outcome = Outcome::kKept;
     int64_t read = -1, write = -1;
     bool known = false;
     std::vector<std::pair<int64_t, float>> terms;
     double divisor = 1.0, row_bound = 0.0;
   };
-  Planned next_;
+  PlannedStep next_;
 };
 
 }  // namespace fastagg::engine

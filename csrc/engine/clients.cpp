@@ -40,8 +40,8 @@ void Clients::check(const ClientId& id) const {
 int64_t Clients::find(const ClientId& id) const {
   if (numbered_ >= 0) return check(id), id.number;
   if (id.kind == ClientId::kNumber) return index_.empty() ? kNone : index_[entry_of(id.number)];
-  const auto found = names_.find(key_of(id));
-  return found == names_.end() ? kNone : found->second.place;
+  const auto entry = names_.find(key_of(id));
+  return entry == names_.end() ? kNone : entry->second.place;
 }
 
 const Clients::Names::value_type& Clients::name_at(int64_t place) const {

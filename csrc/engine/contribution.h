@@ -29,7 +29,7 @@ struct Contribution {
 };
 
 // The row in this format that an encoded update is as it came; null: it becomes another one.
-const void* row_in(const Contribution& one, int format);
+const void* row_in(const Contribution& contribution, int format);
 
 using Contributions = std::vector<Contribution>;
 

@@ -9,9 +9,9 @@
 namespace fastagg::engine {
 namespace {
 
-double largest_of(const store::Vector& model, int64_t size, double most) {
+double largest_of(const store::Vector& model, int64_t size, double limit) {
   const double norm = std::sqrt(cpu::sum_squares(store::update_of(model, size)));
-  if (norm < std::min(1e37, most / 2)) return norm;
+  if (norm < std::min(1e37, limit / 2)) return norm;
   double largest = 0.0;
   const bool halves = model.dtype == kBFloat16;
   for (int64_t i = 0; i < size; ++i)
@@ -21,12 +21,12 @@ double largest_of(const store::Vector& model, int64_t size, double most) {
 
 }  // namespace
 
-Core::Core(const Settings& given, std::shared_ptr<DirectionState> along, const OptimizerSettings& steps, uint64_t seed,
+Core::Core(const Settings& chosen, std::shared_ptr<DirectionState> along, const OptimizerSettings& steps, uint64_t seed,
            Place where, std::shared_ptr<Extension> language, store::Vector first)
-    : settings(given),
+    : settings(chosen),
       direction(std::move(along)),
-      optimizer(steps, language && language->asks.step ? 0 : given.size, seed, where.memory),
-      ledger(given.clients, given.keeps_versions),
+      optimizer(steps, language && language->asks.step ? 0 : chosen.size, seed, where.memory),
+      ledger(chosen.clients, chosen.keeps_versions),
       place(std::move(where)),
       inspector(place.device ? place.device->inspector(settings, *direction) : inspector_here(*direction)),
       extension(std::move(language)),
@@ -38,7 +38,7 @@ Core::Core(const Settings& given, std::shared_ptr<DirectionState> along, const O
     place.device->load(optimizer.planned(0, optimizer.settings.lr, model.current, model.current), *direction);
 }
 
-Ledger::Found Core::find(const Answer& answer) const {
+Ledger::TaskReference Core::find(const Answer& answer) const {
   const ClientId& client = answer.client;
   const std::optional<uint64_t>& incarnation = answer.incarnation;
   if (answer.offset >= 0 && answer.offset <= ledger.offset)
@@ -46,7 +46,7 @@ Ledger::Found Core::find(const Answer& answer) const {
                                             std::to_string(answer.offset) +
                                             " was counted already, or skipped: the server has come to offset " +
                                             std::to_string(ledger.offset) + "; go on behind it (server.offset)");
-  const Ledger::Found task = ledger.find(client, answer.version, answer.task);
+  const Ledger::TaskReference task = ledger.find(client, answer.version, answer.task);
   if (incarnation && ledger.incarnations.of(task.version) != *incarnation)
     throw Refusal(Why::kStaleIncarnation,
                   "client " + shown(client) + ": its task (version " + std::to_string(task.version) + ", incarnation " +
@@ -61,15 +61,15 @@ Ledger::Found Core::find(const Answer& answer) const {
 // needed.
 void Core::measure() {
   const InOrder order(place);
-  const auto of = [&](const store::Vector& one) {
-    if (extension && extension->asks.bounds) return extension->bounds(one, optimizer);
-    return Bounds{largest_of(one, settings.size, settings.largest_model), optimizer.measured()};
+  const auto of = [&](const store::Vector& vector) {
+    if (extension && extension->asks.bounds) return extension->bounds(vector, optimizer);
+    return Bounds{largest_of(vector, settings.size, settings.largest_model), optimizer.measured()};
   };
-  Bounds found = of(model.current);
+  Bounds bounds = of(model.current);
   if (direction->is.blends)
-    for (const auto& [version, kept] : ledger.kept.all()) found.model = std::max(found.model, of(kept).model);
-  model.bound = direction->model_bound = found.model;
-  optimizer.bounds = found.moments;
+    for (const auto& [version, kept] : ledger.kept.all()) bounds.model = std::max(bounds.model, of(kept).model);
+  model.bound = direction->model_bound = bounds.model;
+  optimizer.bounds = bounds.moments;
 }
 
 }  // namespace fastagg::engine

@@ -35,7 +35,7 @@ struct Settings {
 
 class Core {
  public:
-  Core(const Settings& given, std::shared_ptr<DirectionState> along, const OptimizerSettings& steps, uint64_t seed,
+  Core(const Settings& chosen, std::shared_ptr<DirectionState> along, const OptimizerSettings& steps, uint64_t seed,
        Place where, std::shared_ptr<Extension> language, store::Vector first);
   ~Core() {
     if (place.device) place.device->settle();
@@ -55,7 +55,7 @@ class Core {
   std::shared_ptr<store::RowCut> cut;
   Model model;
   double enough_since = std::numeric_limits<double>::quiet_NaN();  // when the round had enough, by the ledger's clock
-  Scratch scratch;
+  TransactionScratch scratch;
   int64_t misformed = 0;  // answers that counted and looked as if they had another form than their senders say
   const Answer* last_misformed = nullptr;  // of the transaction that has just ended
 
@@ -67,7 +67,7 @@ class Core {
   }
   // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
   // kAlreadyCounted, kOtherClient.
-  Ledger::Found find(const Answer& answer) const;
+  Ledger::TaskReference find(const Answer& answer) const;
   // What reads a version on the caller's stream comes after all that was asked for.
   void follow() const {
     if (place.device) place.device->follow();

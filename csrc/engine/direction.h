@@ -95,7 +95,7 @@ class DirectionState {
   // What these updates, in order, make. `closes`: a step, whether or not the round is full. All but a buffer take one
   // update at a time. kOnce: its norm is not known, and `run` only writes to memory that nobody reads before `commit`,
   // besides the optimizer's; `measured` tells the norm in between.
-  virtual Outcome plan(const Contributions& given, bool closes, ReadMode mode) = 0;
+  virtual Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) = 0;
   virtual void measured(const Contributions&) {}
   // `optimizer` steps exactly if `plan` said so. Allocates nothing.
   virtual void run(Runner& runner, const Optimizer& optimizer) = 0;
@@ -105,9 +105,13 @@ class DirectionState {
   // Whether so many more updates make a step.
   bool would_step(int64_t count) const { return is.sums == nullptr || count >= is.sums->room(); }
   // Of those that were given, and came before: the updates whose statistics count now.
-  const Contributions& counted(const Contributions& given) const { return counted_ != nullptr ? *counted_ : given; }
+  const Contributions& counted(const Contributions& contributions) const {
+    return counted_ != nullptr ? *counted_ : contributions;
+  }
   // Of an immediate step.
-  double scale(const Contribution& one) const { return is.divisor > 0.0 ? one.share / is.divisor : 1.0; }
+  double scale(const Contribution& contribution) const {
+    return is.divisor > 0.0 ? contribution.share / is.divisor : 1.0;
+  }
   // Of what was planned: the versions of the updates in the step, and the largest magnitudes that an element of the
   // direction, and of what this state keeps, can have.
   const std::vector<int64_t>& versions() const { return versions_; }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kOverdueAtATime = 8;  // limits the time of one call
 
-log::Operation operation_of(log::Kind kind, const ClientId& client, int64_t version) {
+log::Operation operation_of(log::OperationKind kind, const ClientId& client, int64_t version) {
   log::Operation made;
   made.kind = kind, made.client = client, made.version = version;
   return made;
@@ -24,14 +24,14 @@ log::Operation operation_of(log::Kind kind, const ClientId& client, int64_t vers
 
 // -- operations ------------------------------------------------------------------------------------------------------
 
-Model::Sent Engine::sent_now(int format) {
+Model::SentModel Engine::sent_now(int format) {
   const double rate = optimizer.ahead();
   if (rate == 0.0 && format < 0) return {model.current, nullptr};
-  if (const auto found = model.sent.find(format); found != model.sent.end()) return found->second;
+  if (const auto entry = model.sent.find(format); entry != model.sent.end()) return entry->second;
   const bool exact = format < 0 && model.current.dtype == kFloat32;
   const auto fits = [&] {
-    const double most = model.bound + std::abs(rate) * optimizer.bounds.m;
-    return (exact ? 1.0 : kRounded) * most <= std::min(kLargestModel, settings.largest_model);
+    const double bound = model.bound + std::abs(rate) * optimizer.bounds.m;
+    return (exact ? 1.0 : kRounded) * bound <= std::min(kLargestModel, settings.largest_model);
   };
   if (!fits()) measure();
   if (!fits())
@@ -48,8 +48,8 @@ Model::Sent Engine::sent_now(int format) {
   const store::Vector from = sent_now(kAsItIs).model;
   const bool same =
       format >= 0 && wire_facts(format).row == kHalfRows && from.dtype == kBFloat16;  // nothing is rounded
-  Model::Sent made{same ? from : place.memory->vector(settings.size),
-                   store::Encoded::make(format, 0, settings.size, 0)};
+  Model::SentModel made{same ? from : place.memory->vector(settings.size),
+                        store::Encoded::make(format, 0, settings.size, 0)};
   cpu::encode(store::update_of(from, settings.size), *made.encoded,
               {optimizer.seed(), static_cast<uint64_t>(ledger.now), kDownloads});
   if (!same) cpu::accumulate(made.encoded->update(), nullptr, 1.0f, made.model.data);
@@ -75,14 +75,14 @@ store::Vector Engine::ahead_now() {
 
 int64_t Engine::apply(const log::Operation& operation) {
   records.check();
-  log::Queued record = records.of(operation);
+  log::RecordList record = records.of(operation);
   int64_t ended = 0;
   switch (operation.kind) {
     case log::kForget:
       if (operation.version < 0) {
         ledger.forget(operation.client);
       } else {
-        const Ledger::Found task = ledger.find(operation.client, operation.version);
+        const Ledger::TaskReference task = ledger.find(operation.client, operation.version);
         ledger.close(task.client, task.version, Ids::unanswered(task.version, Ids::kGivenUp));
       }
       break;
@@ -110,7 +110,7 @@ Task Engine::send(log::Operation operation, int format) {
   const store::Vector kept = hands_on ? ledger.kept.of(operation.version) : model.current;
   if (hands_on && (operation.version < 0 || operation.version > now || (settings.keeps_versions && !kept)))
     throw Refusal(Why::kDamaged, "a task of version " + std::to_string(operation.version) + ", which nobody has");
-  const Model::Sent sent = hands_on ? Model::Sent{model.current, nullptr} : sent_now(format);
+  const Model::SentModel sent = hands_on ? Model::SentModel{model.current, nullptr} : sent_now(format);
   Task task{client,
             operation.version,
             ledger.roster.local_steps(client, settings.local_steps),
@@ -124,7 +124,7 @@ Task Engine::send(log::Operation operation, int format) {
   if (ledger.participation.policy.limits()) ledger.participation.check(client, ledger.steps, ledger.now);
   if (is.ages) is.ages->before_sending(operation.version);
   operation.task = task.id;
-  log::Queued made = records.of(operation);
+  log::RecordList made = records.of(operation);
   const int64_t at = ledger.send(client, operation.version, task.local_steps, kept, task.id);
   if (is.ages) is.ages->sent(at, operation.version);
   model.shared = model.shared || sent.model.data == model.current.data;
@@ -132,15 +132,15 @@ Task Engine::send(log::Operation operation, int format) {
   return task;
 }
 
-int64_t Engine::end_overdue(int64_t most) {
+int64_t Engine::end_overdue(int64_t limit) {
   const int64_t before = ledger.leases.expired;
-  for (int64_t seen = 0; seen != most; ++seen) {
-    const auto one = ledger.overdue();
-    if (!one) break;
-    log::Queued task, client;
-    if (one->ends) task = records.of(operation_of(log::kForget, one->client, one->version));
-    if (one->forgets) client = records.of(operation_of(log::kForget, one->client, -1));
-    ledger.pass(*one);
+  for (int64_t seen = 0; seen != limit; ++seen) {
+    const auto overdue = ledger.overdue();
+    if (!overdue) break;
+    log::RecordList task, client;
+    if (overdue->ends) task = records.of(operation_of(log::kForget, overdue->client, overdue->version));
+    if (overdue->forgets) client = records.of(operation_of(log::kForget, overdue->client, -1));
+    ledger.pass(*overdue);
     records.add(std::move(task));
     records.add(std::move(client));
   }
@@ -148,7 +148,7 @@ int64_t Engine::end_overdue(int64_t most) {
 }
 
 Task Engine::dispatch(const ClientId& client, int format) {
-  const Locked locked(lock);
+  const EngineCall locked(lock);
   records.check();
   follow();
   ledger.roster.clients.check(client);
@@ -157,18 +157,18 @@ Task Engine::dispatch(const ClientId& client, int format) {
 }
 
 Task Engine::hand_on(const ClientId& from, int64_t version, const ClientId& to) {
-  const Locked locked(lock);
+  const EngineCall locked(lock);
   ledger.find(from, version);
   return send(operation_of(log::kHandOn, to, version));
 }
 
 void Engine::forget(const ClientId& client, std::optional<int64_t> version) {
-  const Locked locked(lock);
+  const EngineCall locked(lock);
   apply(operation_of(log::kForget, client, version ? ledger.find(client, *version).version : -1));
 }
 
 int64_t Engine::expire(std::optional<int64_t> before) {
-  const Locked locked(lock);
+  const EngineCall locked(lock);
   records.check();
   const int64_t ended = end_overdue(-1);
   if (!before) return ended;
@@ -176,21 +176,21 @@ int64_t Engine::expire(std::optional<int64_t> before) {
 }
 
 void Engine::set_rate(double lr) {
-  const Locked locked(lock);
+  const EngineCall locked(lock);
   log::Operation operation = operation_of(log::kRate, {}, -1);
   operation.rate = lr;
   apply(operation);
 }
 
 void Engine::begin_incarnation(int64_t version, uint64_t number) {
-  const Locked locked(lock);
+  const EngineCall locked(lock);
   log::Operation operation = operation_of(log::kIncarnation, {}, version);
   operation.incarnation = number;
   apply(operation);
 }
 
 void Engine::limit(const Limits& limits) {
-  const Locked locked(lock);
+  const EngineCall locked(lock);
   ledger.leases.limits = limits;
   ledger.renew();
   enough_since = std::nan("");
@@ -200,7 +200,7 @@ void Engine::limit(const Limits& limits) {
 // -- answers ---------------------------------------------------------------------------------------------------------
 
 Engine::Result Engine::receive(Answer* answers, size_t count) {
-  const Locked locked(lock, true);
+  const EngineCall locked(lock, true);
   Result result;
   last_misformed = nullptr;
   try {
@@ -258,7 +258,7 @@ bool Engine::is_due() {
 }
 
 bool Engine::close_round(Receipt* receipt, bool if_due) {
-  const Locked locked(lock);
+  const EngineCall locked(lock);
   if (!settings.closes_early || (if_due && !is_due())) return false;
   try {
     return RoundEndTransaction(*this, *receipt).execute();
@@ -271,7 +271,7 @@ bool Engine::close_round(Receipt* receipt, bool if_due) {
 // -- recovery --------------------------------------------------------------------------------------------------------
 
 void Engine::execute(const log::Operation& operation, Answer* answer) {
-  const Locked locked(lock);
+  const EngineCall locked(lock);
   Receipt receipt;
   switch (operation.kind) {
     case log::kCloseRound:

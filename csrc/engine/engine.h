@@ -72,8 +72,8 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
   int64_t apply(const log::Operation& operation);
   Task send(log::Operation operation, int format = kAsItIs);
   size_t take(Answer* answers, size_t count);
-  int64_t end_overdue(int64_t most);  // tasks, at most so many; all if it is negative. Returns how many ended
-  Model::Sent sent_now(int format);
+  int64_t end_overdue(int64_t limit);  // tasks, at most so many; all if it is negative. Returns how many ended
+  Model::SentModel sent_now(int format);
   store::Vector ahead_now();
 
   bool told_majority_ = false, told_misformed_ = false;

@@ -62,14 +62,14 @@ struct Question {
   store::Vector kept;     // what was kept with the version that it was trained from
   store::Vector control;  // what came besides the update,
   int64_t control_size;   // of so many numbers
-  std::shared_ptr<const Reported> reported;
+  std::shared_ptr<const ReportedStatistics> reported;
   store::Owner extra;
 };
 
 // BatchNorm's statistics that came with an answer: read already, or in a form that only the extension knows. Neither:
 // its client sent none.
 struct Statistics {
-  const Reported* reported;
+  const ReportedStatistics* reported;
   const void* extra;
   double share;  // in their mean
   double gain;   // how much of their movement counts
@@ -85,26 +85,26 @@ class Extension {
   virtual ~Extension() = default;
 
   // Which of the methods below are called; fixed for a server.
-  struct Asks {
+  struct Callbacks {
     bool prepare = false;     // for every update; otherwise only for one with a control variate or something extra
     bool step = false;        // the optimizer is the extension's
     bool statistics = false;  // the model has running statistics
     bool bounds = false;      // it measures vectors: they are on a device
   };
-  Asks asks;
+  Callbacks asks;
 
   virtual Findings prepare(Question question) = 0;
   // A rule of a user's own. No weight: the update is dropped.
   virtual std::optional<double> weight(int64_t delay) = 0;
   virtual double rate(double lr, const std::vector<int64_t>& delays) = 0;
-  struct Stepped {
+  struct StepResult {
     store::Vector model;
     std::unique_ptr<Change> change;
   };
-  virtual Stepped step(const store::Vector& direction, const store::Vector& model, double lr, int64_t round) = 0;
+  virtual StepResult step(const store::Vector& direction, const store::Vector& model, double lr, int64_t round) = 0;
   // The statistics after these updates, in order, made a step ("step"), an empty one ("drop") or none ("keep").
   // `shares`: of all updates of a step, those that came before too (Sums::shares).
-  virtual std::unique_ptr<Change> statistics(const std::vector<Statistics>& given, const std::vector<double>& shares,
+  virtual std::unique_ptr<Change> statistics(const std::vector<Statistics>& updates, const std::vector<double>& shares,
                                              const char* outcome) = 0;
   virtual Bounds bounds(const store::Vector& model, const OptimizerState& optimizer) = 0;
 };

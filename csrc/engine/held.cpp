@@ -20,7 +20,7 @@ int64_t HeldUpdate::nbytes() const {
   return sum;
 }
 
-EncodedThere::EncodedThere(const Wire& from, store::Vector bytes_) : sent(std::move(bytes_)) {
+DeviceUpdate::DeviceUpdate(const Wire& from, store::Vector bytes_) : sent(std::move(bytes_)) {
   static_cast<Wire&>(*this) = from;
   const auto move = [&](auto*& at) {
     if (at == nullptr) return;
@@ -31,21 +31,21 @@ EncodedThere::EncodedThere(const Wire& from, store::Vector bytes_) : sent(std::m
   move(bytes), move(codes), move(scales), move(indices), move(ends);
 }
 
-HeldUpdate moved(const HeldUpdate& one, store::Memory& memory, bool there) {
+HeldUpdate moved(const HeldUpdate& held, store::Memory& memory, bool there) {
   HeldUpdate made;
-  made.by = one.by;
+  made.by = held.by;
   constexpr int64_t kWord = 4;  // where pieces begin
-  const int64_t room = one.nbytes() + kWord * static_cast<int64_t>(one.update.pieces.size());
+  const int64_t room = held.nbytes() + kWord * static_cast<int64_t>(held.update.pieces.size());
   const store::Vector bytes = there ? memory.bytes(room) : store::new_vector(room / kWord + 1);
   const auto move = [&](void* to, const void* from, int64_t nbytes) {
     there ? memory.put(to, from, nbytes) : memory.get(to, from, nbytes);
   };
-  if (const Wire* const wire = store::wire_in(one.update)) {
+  if (const Wire* const wire = store::wire_in(held.update)) {
     move(bytes.data, wire->bytes, wire->nbytes);
     if (there) {
-      const auto encoded = std::make_shared<EncodedThere>(*wire, bytes);
+      const auto encoded = std::make_shared<DeviceUpdate>(*wire, bytes);
       made.owner = encoded;
-      made.update.add(static_cast<const WireThere*>(encoded.get()), wire->size, kEncodedThere);
+      made.update.add(static_cast<const DeviceWire*>(encoded.get()), wire->size, kDeviceEncoded);
     } else {
       const auto encoded = store::Encoded::read(bytes.data, wire->nbytes);
       made.owner = encoded;
@@ -55,7 +55,7 @@ HeldUpdate moved(const HeldUpdate& one, store::Memory& memory, bool there) {
   }
   made.owner = bytes.owner;
   auto* at = reinterpret_cast<char*>(bytes.data);
-  for (const Piece& piece : one.update.pieces) {
+  for (const Piece& piece : held.update.pieces) {
     const int64_t nbytes = piece.size * (piece.dtype == kFloat32 ? 4 : 2);
     move(at, piece.data, nbytes);
     made.update.add(at, piece.size, piece.dtype);
@@ -64,8 +64,8 @@ HeldUpdate moved(const HeldUpdate& one, store::Memory& memory, bool there) {
   return made;
 }
 
-HeldUpdate taken(const Contribution& one, float by) noexcept {
-  Answer& from = *one.answer;
+HeldUpdate taken(const Contribution& contribution, float by) noexcept {
+  Answer& from = *contribution.answer;
   HeldUpdate made;
   if (store::is_encoded(from.update)) {
     made.owner = std::const_pointer_cast<store::Encoded>(store::encoded_in(from.update));
@@ -79,7 +79,7 @@ HeldUpdate taken(const Contribution& one, float by) noexcept {
 
 int64_t nbytes_of(const std::vector<HeldUpdate>& all) {
   int64_t sum = 0;
-  for (const HeldUpdate& one : all) sum += one.nbytes();
+  for (const HeldUpdate& held : all) sum += held.nbytes();
   return sum;
 }
 
@@ -87,21 +87,22 @@ void held_fields(Archive& archive, std::vector<HeldUpdate>& all, store::Memory& 
   if (archive.loads ? !archive.has("held") : all.empty()) return;
   std::vector<HeldUpdate> here;
   if (!archive.loads)
-    for (const HeldUpdate& one : all) here.push_back(memory.is_host() ? one : moved(one, memory, false));
+    for (const HeldUpdate& waiting : all) here.push_back(memory.is_host() ? waiting : moved(waiting, memory, false));
   archive.held("held", here);
   if (archive.loads) all = std::move(here);
 }
 
-double bound_of(const HeldUpdate& one, int64_t size) {
-  if (one.update.size != size) throw std::invalid_argument("a held update of another size");
-  const double bound = std::abs(static_cast<double>(one.by)) * std::sqrt(cpu::sum_squares(one.update));
+double bound_of(const HeldUpdate& waiting, int64_t size) {
+  if (waiting.update.size != size) throw std::invalid_argument("a held update of another size");
+  const double bound = std::abs(static_cast<double>(waiting.by)) * std::sqrt(cpu::sum_squares(waiting.update));
   check_bound(bound);
   return bound;
 }
 
-const void* row_in(const Contribution& one, int format) {
-  const Wire* const wire = store::wire_in(*one.update);
-  const bool is_row = wire != nullptr && one.gain * one.weight == 1.0 && wire_facts(wire->format).row == format;
+const void* row_in(const Contribution& contribution, int format) {
+  const Wire* const wire = store::wire_in(*contribution.update);
+  const bool is_row =
+      wire != nullptr && contribution.gain * contribution.weight == 1.0 && wire_facts(wire->format).row == format;
   return is_row ? wire->codes : nullptr;
 }
 

@@ -20,16 +20,16 @@ struct HeldUpdate {
 };
 
 // An encoded update on a device: its bytes, and where they are decoded, the numbers that it stands for.
-struct EncodedThere : WireThere {
+struct DeviceUpdate : DeviceWire {
   store::Vector sent, made;
-  EncodedThere(const Wire& from, store::Vector bytes);
+  DeviceUpdate(const Wire& from, store::Vector bytes);
 };
 
 // The same in a device's memory, or from there in the host's again.
-HeldUpdate moved(const HeldUpdate& one, store::Memory& memory, bool there);
+HeldUpdate moved(const HeldUpdate& held, store::Memory& memory, bool there);
 
 // Takes an answer's update over as it came. `by`: what it is multiplied by.
-HeldUpdate taken(const Contribution& one, float by) noexcept;
+HeldUpdate taken(const Contribution& contribution, float by) noexcept;
 
 int64_t nbytes_of(const std::vector<HeldUpdate>& all);
 // Saves or loads those of a state. What is loaded is in the host's memory.
@@ -37,6 +37,6 @@ void held_fields(Archive& archive, std::vector<HeldUpdate>& all, store::Memory& 
 
 // Bounds the magnitude of its elements, after they are multiplied. Throws std::invalid_argument for what is no update
 // of `size` elements.
-double bound_of(const HeldUpdate& one, int64_t size);
+double bound_of(const HeldUpdate& held, int64_t size);
 
 }  // namespace fastagg::engine

@@ -20,8 +20,8 @@ class Ids {
   // The end of a task. What is packed: the version that the server came to, whether that answer changed the model; or,
   // below zero, the task's version and why it ended without an answer. A checkpoint has neither this, nor the client,
   // nor the age.
-  enum Why { kUnknown, kGivenUp, kLease, kDelay };
-  struct Ended {
+  enum EndReason { kUnknown, kGivenUp, kLease, kDelay };
+  struct EndedTask {
     int64_t id = 0;
     int64_t packed = kUncounted;
     uint32_t client = 0;  // a mark of it (Clients::mark); 0: not known
@@ -30,18 +30,18 @@ class Ids {
     int64_t version() const { return packed >> 1; }
     bool applied() const { return (packed & 1) != 0; }
     int64_t sent() const { return counted() ? version() - age : (-1 - packed) >> 2; }
-    Why why() const { return static_cast<Why>((-1 - packed) & 3); }
+    EndReason why() const { return static_cast<EndReason>((-1 - packed) & 3); }
   };
   static constexpr int64_t kUncounted = -1;  // it was forgotten, or it took too long
   static int64_t pack(int64_t version, bool applied) { return version << 1 | static_cast<int64_t>(applied); }
-  static int64_t unanswered(int64_t version, Why why) { return -1 - (version << 2 | why); }
+  static int64_t unanswered(int64_t version, EndReason why) { return -1 - (version << 2 | why); }
 
   // From now on ids are those of the life with this number, which may go on after others.
   void begin(uint64_t number) {
     const auto first = static_cast<int64_t>(number >> 1 & kBegins) + 1;
     lives_.reserve(lives_.size() + 1);
     if (!lives_.empty() && lives_.back().first == lives_.back().next) lives_.pop_back();
-    const auto same = std::find_if(lives_.begin(), lives_.end(), [&](const Life& one) { return one.first == first; });
+    const auto same = std::find_if(lives_.begin(), lives_.end(), [&](const Life& life) { return life.first == first; });
     if (same != lives_.end()) {
       std::rotate(same, same + 1, lives_.end());
     } else {
@@ -68,31 +68,32 @@ class Ids {
   }
   // Whether this server may have given it to a task.
   bool knows(int64_t id) const {
-    return std::any_of(lives_.begin(), lives_.end(), [&](const Life& one) { return id >= one.first && id < one.next; });
+    return std::any_of(lives_.begin(), lives_.end(),
+                       [&](const Life& life) { return id >= life.first && id < life.next; });
   }
 
-  void end(const Ended& one) noexcept {
+  void end(const EndedTask& task) noexcept {
     if (ended_.size() < kRemembered) {
-      ended_.push_back(one);
+      ended_.push_back(task);
     } else {
-      ended_[oldest_] = one;
+      ended_[oldest_] = task;
       oldest_ = (oldest_ + 1) % kRemembered;
     }
   }
   // How a task ended, or null if that is not remembered.
-  const Ended* ended(int64_t id) const {
-    const auto found = std::find_if(ended_.begin(), ended_.end(), [&](const Ended& one) { return one.id == id; });
-    return found == ended_.end() ? nullptr : &*found;
+  const EndedTask* ended(int64_t id) const {
+    const auto entry = std::find_if(ended_.begin(), ended_.end(), [&](const EndedTask& task) { return task.id == id; });
+    return entry == ended_.end() ? nullptr : &*entry;
   }
   // The last of a client's tasks that ended and was of this version, or the last of all.
-  const Ended* last(uint32_t client, std::optional<int64_t> version) const {
+  const EndedTask* last(uint32_t client, std::optional<int64_t> version) const {
     for (size_t i = ended_.size(); i-- > 0;) {
-      const Ended& one = ended_[(oldest_ + i) % ended_.size()];
-      if (one.client == client && (!version || one.sent() == *version)) return &one;
+      const EndedTask& task = ended_[(oldest_ + i) % ended_.size()];
+      if (task.client == client && (!version || task.sent() == *version)) return &task;
     }
     return nullptr;
   }
-  size_t nbytes() const { return ended_.size() * sizeof(Ended); }
+  size_t nbytes() const { return ended_.size() * sizeof(EndedTask); }
 
   // As plain numbers: (first, next) of each life; ids and outcomes, the oldest first.
   struct State {
@@ -100,10 +101,10 @@ class Ids {
   };
   State state() const {
     State state;
-    for (const Life& one : lives_) state.firsts.push_back(one.first), state.nexts.push_back(one.next);
+    for (const Life& life : lives_) state.firsts.push_back(life.first), state.nexts.push_back(life.next);
     for (size_t i = 0; i < ended_.size(); ++i) {
-      const Ended& one = ended_[(oldest_ + i) % ended_.size()];
-      state.ended.push_back(one.id), state.outcomes.push_back(std::max(one.packed, kUncounted));
+      const EndedTask& task = ended_[(oldest_ + i) % ended_.size()];
+      state.ended.push_back(task.id), state.outcomes.push_back(std::max(task.packed, kUncounted));
     }
     return state;
   }
@@ -127,7 +128,7 @@ class Ids {
     int64_t first, next;
   };
   std::vector<Life> lives_;
-  std::vector<Ended> ended_;  // a ring, once it is full
+  std::vector<EndedTask> ended_;  // a ring, once it is full
   size_t oldest_ = 0;
 };
 

@@ -10,14 +10,14 @@ namespace {
 
 constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for their versions
 
-void weigh(const Core& of, Given& given) {
-  Contribution& brings = given.brings;
+void weigh(const Core& of, PendingAnswer& pending) {
+  Contribution& brings = pending.brings;
   const int64_t delay = brings.now - brings.start;
   const Staleness& staleness = of.settings.staleness;
   if (const auto weight = staleness.weight ? staleness.weight_of(delay) : of.extension->weight(delay); weight)
     brings.weight = *weight;
   else
-    given.counts = false;
+    pending.counts = false;
 }
 
 // What an answer counts for in a mean.
@@ -30,21 +30,21 @@ double share_of(const Settings& settings, const Answer& answer) {
   return std::min(answer.samples, settings.max_samples);
 }
 
-Question question_of(const Core& of, const Given& given) {
-  const Answer& answer = *given.answer;
+Question question_of(const Core& of, const PendingAnswer& pending) {
+  const Answer& answer = *pending.answer;
   const Sums* const sums = of.direction->is.sums;
   return {answer.client,
-          given.task.version,
+          pending.task.version,
           of.ledger.now,
-          given.task.local_steps,
-          given.norm,
-          given.brings.share,
+          pending.task.local_steps,
+          pending.norm,
+          pending.brings.share,
           sums ? sums->room() : 0,
           sums ? sums->total() : 0.0,
           answer.update,
           answer.copy ? answer.copy : answer.owner,
           of.model.current,
-          given.base,
+          pending.base,
           answer.control,
           answer.control_size,
           answer.reported,
@@ -54,10 +54,10 @@ Question question_of(const Core& of, const Given& given) {
 }  // namespace
 
 // Finds the task that an answer refers to, and what it counts for.
-void Stages::find_task(Given& given) {
-  Answer& answer = *given.answer;
-  given.task = core_.find(answer);
-  core_.direction->check(answer.client, given.task.version, core_.ledger.now);
+void Stages::find_task(PendingAnswer& pending) {
+  Answer& answer = *pending.answer;
+  pending.task = core_.find(answer);
+  core_.direction->check(answer.client, pending.task.version, core_.ledger.now);
   const Sums* const sums = core_.direction->is.sums;
   if (core_.direction->is.privacy && answer.kind == Answer::kSum)
     throw Refusal(Why::kSetting,
@@ -67,15 +67,15 @@ void Stages::find_task(Given& given) {
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(answer.count) +
                                      " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
                                      " more than its buffer's size: let leaves take more often");
-  Contribution& brings = given.brings;
-  brings.client = given.task.client;
-  brings.start = given.task.version;
+  Contribution& brings = pending.brings;
+  brings.client = pending.task.client;
+  brings.start = pending.task.version;
   brings.now = core_.ledger.now;
   brings.share = share_of(core_.settings, answer);
   brings.count = answer.count;
   brings.total = answer.total;
-  given.counts = brings.share > 0.0 || sums;  // without samples it only takes a place in a round
-  if (!core_.prepares(answer)) weigh(core_, given);
+  pending.counts = brings.share > 0.0 || sums;  // without samples it only takes a place in a round
+  if (!core_.prepares(answer)) weigh(core_, pending);
 }
 
 // Checks that the answer's clients may take part. A leaf's sum counts for those that it names.
@@ -88,64 +88,64 @@ void Stages::check_participants(const Answer& answer) const {
 }
 
 // Makes places where the answer's clients are counted, once nothing refuses it: what is refused leaves no names behind.
-void Stages::place_participants(Given& given) {
+void Stages::place_participants(PendingAnswer& pending) {
   Participation& participation = core_.ledger.participation;
-  if (!participation.policy.limits() || !given.counts) return;
-  const Answer& answer = *given.answer;
-  const auto place = [&](const ClientId& client) { given.participants.push_back(participation.place_for(client)); };
+  if (!participation.policy.limits() || !pending.counts) return;
+  const Answer& answer = *pending.answer;
+  const auto place = [&](const ClientId& client) { pending.participants.push_back(participation.place_for(client)); };
   if (answer.kind != Answer::kSum) return place(answer.client);
   for (const ClientId& client : answer.participants) place(client);
 }
 
 // Looks at a few numbers of an answer of any kind, before they are read for the step. What they say is only told, so
 // numbers on a device, which the host would have to wait for, are left out.
-void Stages::compare_form(Given& given) {
-  const Answer& answer = *given.answer;
+void Stages::compare_form(PendingAnswer& pending) {
+  const Answer& answer = *pending.answer;
   if (core_.place.device || answer.kind == Answer::kSum) return;
   const bool is_trained = answer.kind == Answer::kModel && answer.base;
-  const store::Vector sent = is_trained ? answer.base : core_.ledger.kept.of(given.task.version);
-  given.is_misformed = cpu::is_misformed(
+  const store::Vector sent = is_trained ? answer.base : core_.ledger.kept.of(pending.task.version);
+  pending.is_misformed = cpu::is_misformed(
       answer.update, store::update_of(sent ? sent : core_.model.current, core_.settings.size), is_trained);
 }
 
 // Reads the update, once: into memory of the engine's own, which is the record's where there is one.
-void Stages::inspect_update(Given& given) {
-  Answer& answer = *given.answer;
+void Stages::inspect_update(PendingAnswer& pending) {
+  Answer& answer = *pending.answer;
   const Inspector& inspector = *core_.inspector;
   if (cpu::Tensors* const tensors = core_.direction->is.tensors) tensors->m = core_.optimizer.m();
-  core_.records.begin(given, inspector.numbers(answer), core_.ledger);
-  inspector.inspect(given, core_.prepares(answer));
+  core_.records.begin(pending, inspector.numbers(answer), core_.ledger);
+  inspector.inspect(pending, core_.prepares(answer));
 }
 
 // What the extension finds out about an update, its weight and its clipping.
-void Stages::ask_extension(Given& given) {
-  Answer& answer = *given.answer;
-  Contribution& brings = given.brings;
-  if (core_.prepares(answer) && given.counts) {
-    given.base = core_.ledger.kept.of(given.task.version);
-    given.findings = core_.extension->prepare(question_of(core_, given));
-    const Findings& found = given.findings;
-    given.norm = found.norm.value_or(given.norm);
-    brings.share = found.share.value_or(brings.share);
-    if (found.update) answer.update = *found.update;
-    given.counts = !found.drops;
-    if (found.weight) {
-      brings.weight = *found.weight;
-    } else if (given.counts) {
-      weigh(core_, given);
+void Stages::ask_extension(PendingAnswer& pending) {
+  Answer& answer = *pending.answer;
+  Contribution& brings = pending.brings;
+  if (core_.prepares(answer) && pending.counts) {
+    pending.base = core_.ledger.kept.of(pending.task.version);
+    pending.findings = core_.extension->prepare(question_of(core_, pending));
+    const Findings& findings = pending.findings;
+    pending.norm = findings.norm.value_or(pending.norm);
+    brings.share = findings.share.value_or(brings.share);
+    if (findings.update) answer.update = *findings.update;
+    pending.counts = !findings.drops;
+    if (findings.weight) {
+      brings.weight = *findings.weight;
+    } else if (pending.counts) {
+      weigh(core_, pending);
     }
   }
-  brings.norm = given.norm;
-  const double most = core_.clip_norm();
-  if (given.findings.gain) {
-    brings.moves = *given.findings.gain;
-  } else if (most > 0.0 && given.norm > most && answer.kind != Answer::kSum) {
-    brings.gain = brings.moves = most / given.norm;
-    brings.norm = most;
+  brings.norm = pending.norm;
+  const double clip_norm = core_.clip_norm();
+  if (pending.findings.gain) {
+    brings.moves = *pending.findings.gain;
+  } else if (clip_norm > 0.0 && pending.norm > clip_norm && answer.kind != Answer::kSum) {
+    brings.gain = brings.moves = clip_norm / pending.norm;
+    brings.norm = clip_norm;
   }
   if (!core_.direction->is.blends) return;
-  given.base = core_.ledger.kept.of(given.task.version);
-  brings.base = given.base.data;
+  pending.base = core_.ledger.kept.of(pending.task.version);
+  brings.base = pending.base.data;
 }
 
 }  // namespace fastagg::engine

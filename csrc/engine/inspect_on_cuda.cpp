@@ -18,9 +18,9 @@ constexpr int64_t kKept = INT64_MAX;
 constexpr int64_t kKept = int64_t{1} << 20;
 #endif
 
-class OfDevice : public Inspector {
+class CudaInspector : public Inspector {
  public:
-  OfDevice(const Card& card, const Settings& settings, const DirectionState::Traits& is) : card_(card), is_(is) {
+  CudaInspector(const Card& card, const Settings& settings, const DirectionState::Traits& is) : card_(card), is_(is) {
     const int64_t scratch = cuda::measure_scratch(settings.size) * static_cast<int64_t>(sizeof(double));
     scratch_ = card.memory->bytes(scratch);
     card.memory->zero(scratch_.data, scratch);
@@ -33,22 +33,22 @@ class OfDevice : public Inspector {
 
   const Update& numbers(const Answer& answer) const override { return answer.on_host; }
 
-  void inspect(Given& given, bool prepared) const override {
-    Answer& answer = *given.answer;
-    if (!given.record.empty() && !store::is_encoded(answer.on_host)) {
-      const Update copy = update_at(given.operation.parts);
+  void inspect(PendingAnswer& pending, bool prepared) const override {
+    Answer& answer = *pending.answer;
+    if (!pending.record.empty() && !store::is_encoded(answer.on_host)) {
+      const Update copy = update_at(pending.operation.parts);
       cpu::copy(answer.on_host, copy);
       if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds
     }
     if (prepared && is_.keeps) take(answer);
-    if (!prepared) measure(given);
+    if (!prepared) measure(pending);
     if (is_.tensors != nullptr) sum_tensors(answer.update, *is_.tensors);
   }
 
  private:
   // Asks the device for an update's norm, and waits for it.
-  void measure(Given& given) const {
-    Answer& answer = *given.answer;
+  void measure(PendingAnswer& pending) const {
+    Answer& answer = *pending.answer;
     if (answer.in_host) {
       bring(answer);
     } else if (is_.keeps) {
@@ -60,11 +60,11 @@ class OfDevice : public Inspector {
     auto* const sums = reinterpret_cast<double*>(card_.queue->pinned(cuda::kSums * sizeof(double)));
     cuda::measure(answer.update, {}, reinterpret_cast<double*>(scratch_.data), sums, card_.where());
     card_.queue->wait();
-    if (is_.combines && answer.update.pieces.front().dtype == kEncodedThere) {
-      auto& there = *static_cast<EncodedThere*>(answer.owner.get());
+    if (is_.combines && answer.update.pieces.front().dtype == kDeviceEncoded) {
+      auto& there = *static_cast<DeviceUpdate*>(answer.owner.get());
       there.numbers = nullptr, there.made = {};  // the queue has them until they are read
     }
-    given.norm = norm_of(sums[0]);
+    pending.norm = norm_of(sums[0]);
   }
 
   // Finds what is asked of each tensor of an update, and waits for it.
@@ -113,17 +113,18 @@ class OfDevice : public Inspector {
   // What is sent are its bytes. The device makes the numbers.
   void bring_encoded(Answer& answer) const {
     const auto from = store::encoded_in(answer.update);
-    const auto there = std::make_shared<EncodedThere>(*from, card_.memory->bytes(from->nbytes));
+    const auto there = std::make_shared<DeviceUpdate>(*from, card_.memory->bytes(from->nbytes));
     there->made = card_.memory->vector(from->size);
     char* const pinned = card_.queue->pinned(static_cast<size_t>(from->nbytes));
     std::memcpy(pinned, from->bytes, static_cast<size_t>(from->nbytes));
     cuda::copy(there->sent.data, pinned, from->nbytes, card_.where());
     cuda::decode(*there, there->made.data, card_.where());
     there->numbers = there->made.data;
-    for (const store::Owner& one : {there->sent.owner, there->made.owner, store::Owner(there)}) card_.queue->hold(one);
+    for (const store::Owner& owner : {there->sent.owner, there->made.owner, store::Owner(there)})
+      card_.queue->hold(owner);
     answer.owner = there;
     answer.update = {};
-    answer.update.add(static_cast<const WireThere*>(there.get()), from->size, kEncodedThere);
+    answer.update.add(static_cast<const DeviceWire*>(there.get()), from->size, kDeviceEncoded);
   }
 
   const Card card_;
@@ -135,7 +136,7 @@ class OfDevice : public Inspector {
 }  // namespace
 
 std::unique_ptr<Inspector> inspector_on(const Card& card, const Settings& settings, const DirectionState& direction) {
-  return std::make_unique<OfDevice>(card, settings, direction.is);
+  return std::make_unique<CudaInspector>(card, settings, direction.is);
 }
 
 void keep(const Card& card, Update& update, store::Owner& owner) {

@@ -10,24 +10,24 @@
 namespace fastagg::engine {
 namespace {
 
-class OfProcessor : public Inspector {
+class CpuInspector : public Inspector {
  public:
-  explicit OfProcessor(const DirectionState::Traits& is) : is_(is) {}
+  explicit CpuInspector(const DirectionState::Traits& is) : is_(is) {}
 
   const Update& numbers(const Answer& answer) const override { return answer.update; }
 
   void look_at(const Answer& answer) const override { norm_of(squares_of(answer, nullptr)); }
 
-  void inspect(Given& given, bool prepared) const override {
-    Answer& answer = *given.answer;
+  void inspect(PendingAnswer& pending, bool prepared) const override {
+    Answer& answer = *pending.answer;
     // An extension and an ordered round keep what they read, and the record's memory is used again. What is the
     // engine's own already need only be written down.
     const bool copies = !answer.blob && !store::is_encoded(answer.update);
-    const bool has_room = !given.record.empty() && copies;
+    const bool has_room = !pending.record.empty() && copies;
     const bool kept = prepared || is_.keeps || answer.is_private;
-    const double squares = absorb(answer, has_room && !kept ? &given.operation : nullptr);
-    if (has_room && kept) cpu::copy(answer.update, update_at(given.operation.parts));
-    given.norm = norm_of(squares);
+    const double squares = absorb(answer, has_room && !kept ? &pending.operation : nullptr);
+    if (has_room && kept) cpu::copy(answer.update, update_at(pending.operation.parts));
+    pending.norm = norm_of(squares);
   }
 
  private:
@@ -65,7 +65,7 @@ class OfProcessor : public Inspector {
 }  // namespace
 
 std::unique_ptr<Inspector> inspector_here(const DirectionState& direction) {
-  return std::make_unique<OfProcessor>(direction.is);
+  return std::make_unique<CpuInspector>(direction.is);
 }
 
 }  // namespace fastagg::engine

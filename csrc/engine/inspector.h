@@ -10,7 +10,7 @@
 
 namespace fastagg::engine {
 
-struct Given;
+struct PendingAnswer;
 struct Settings;
 
 class Inspector {
@@ -22,7 +22,7 @@ class Inspector {
   virtual void look_at(const Answer&) const {}
   // Reads the update, once. If the record has room for its numbers they are there then. `prepared`: the extension will
   // read it, too.
-  virtual void inspect(Given& given, bool prepared) const = 0;
+  virtual void inspect(PendingAnswer& pending, bool prepared) const = 0;
 };
 
 // The processor's.

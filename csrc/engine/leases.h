@@ -23,23 +23,23 @@ struct Limits {
 
 struct Leases {
   // A task that was sent, whatever became of it.
-  struct Due {
+  struct SentTask {
     double ends;
     int64_t version;
     int64_t token;  // of the place (clients.h): another one means that the client was forgotten meanwhile
     int32_t place;  // negative: it was forgotten
   };
   Limits limits;
-  double skew = 0.0;    // seconds by which this clock is ahead; for tests
-  std::deque<Due> due;  // as they were sent; empty if nothing expires
-  int64_t expired = 0;  // tasks, so far
+  double skew = 0.0;         // seconds by which this clock is ahead; for tests
+  std::deque<SentTask> due;  // as they were sent; empty if nothing expires
+  int64_t expired = 0;       // tasks, so far
 
   double own_time() const {  // seconds, by this process' clock
     return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
   double time() const { return limits.expires() ? own_time() : 0.0; }  // without limits nobody reads it
   // `now`: the server's version.
-  Ids::Why why_over(int64_t version, int64_t now) const {
+  Ids::EndReason why_over(int64_t version, int64_t now) const {
     return version < now - limits.max_delay ? Ids::kDelay : Ids::kLease;
   }
   bool is_over(const OpenTask& task, double time, int64_t now) const {

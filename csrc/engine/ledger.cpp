@@ -17,7 +17,7 @@ const std::string kAgain = "drop this answer and dispatch a new task to the clie
 }
 
 // How a task of this version ended that no answer was counted for.
-std::string end_of(int64_t version, Ids::Why why) {
+std::string end_of(int64_t version, Ids::EndReason why) {
   const std::string of = why == Ids::kUnknown ? "" : "of version " + std::to_string(version) + " ";
   if (why == Ids::kLease) return of + "has expired: it took longer than the server waits (lease)";
   if (why == Ids::kDelay) return of + "has expired: the server has made too many versions since (max_delay)";
@@ -35,7 +35,7 @@ std::string tail_of(std::vector<int64_t> versions) {
 
 // What has happened to a client that the server does not know.
 std::string gone(const Ids& ids, const ClientId& id) {
-  const Ids::Ended* const last = ids.last(Clients::mark(id), std::nullopt);
+  const Ids::EndedTask* const last = ids.last(Clients::mark(id), std::nullopt);
   if (last == nullptr) return " was never sent a model, or was forgotten long ago";
   return " is not known any more: its last task " +
          (last->counted() ? "was answered" : end_of(last->sent(), last->why()));
@@ -50,7 +50,7 @@ bool is_open(const OpenTasks& tasks, int64_t task) {
 
 // Refuses an answer to a task that its client does not have, or not any more.
 [[noreturn]] void refuse_ended(const Ids& ids, const OpenTasks& tasks, const ClientId& id, int64_t task) {
-  const Ids::Ended* const ended = ids.ended(task);
+  const Ids::EndedTask* const ended = ids.ended(task);
   const bool is_others =
       ended != nullptr ? ended->client != 0 && ended->client != Clients::mark(id) : is_open(tasks, task);
   if (is_others) refuse(Why::kOtherClient, id, ": this task is another client's; " + kAgain);
@@ -92,14 +92,14 @@ int64_t Ledger::place_of(const ClientId& id) const {
   return place;
 }
 
-Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) const {
+Ledger::TaskReference Ledger::find(const ClientId& id, int64_t version, int64_t asked) const {
   const OpenTasks& tasks = roster.tasks;
   const int64_t place = asked == kNoTask ? place_of(id) : roster.clients.find(id);
   if (asked != kNoTask) {
     if (place < 0) refuse_ended(ids, tasks, id, asked);
     int64_t its = -1;
-    tasks.each(place, [&](const OpenTask& one) {
-      if (one.id == asked) its = one.version;
+    tasks.each(place, [&](const OpenTask& open_task) {
+      if (open_task.id == asked) its = open_task.version;
     });
     if (its < 0) refuse_ended(ids, tasks, id, asked);
     if (version != kLastSent && version != its)
@@ -114,7 +114,7 @@ Ledger::Found Ledger::find(const ClientId& id, int64_t version, int64_t asked) c
       return {place, wanted, task->local_steps, task->id};
     refuse(Why::kUnknownVersion, id, ": its task " + end_of(wanted, leases.why_over(wanted, now)) + "; " + kAgain);
   }
-  const Ids::Ended* const ended = ids.last(Clients::mark(id), wanted);
+  const Ids::EndedTask* const ended = ids.last(Clients::mark(id), wanted);
   if (ended != nullptr && !ended->counted())
     refuse(Why::kUnknownVersion, id, ": its task " + end_of(wanted, ended->why()) + "; " + kAgain);
   const std::vector<int64_t> held = roster.owed(place);
@@ -168,37 +168,38 @@ int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, c
   return place;
 }
 
-std::optional<Ledger::Overdue> Ledger::overdue() const {
+std::optional<Ledger::OverdueTask> Ledger::overdue() const {
   if (leases.due.empty()) return std::nullopt;
-  const Leases::Due& one = leases.due.front();
+  const Leases::SentTask& due_task = leases.due.front();
   const double time = leases.time();
-  if (one.ends > time && leases.why_over(one.version, now) != Ids::kDelay) return std::nullopt;
-  Overdue found{{}, one.version, false, false};
-  if (!roster.is_there(one)) return found;  // it was forgotten
+  if (due_task.ends > time && leases.why_over(due_task.version, now) != Ids::kDelay) return std::nullopt;
+  OverdueTask overdue{{}, due_task.version, false, false};
+  if (!roster.is_there(due_task)) return overdue;  // it was forgotten
   const OpenTasks& tasks = roster.tasks;
-  const OpenTask* task = tasks.find(one.place, one.version);
-  found.ends = task != nullptr && leases.is_over(*task, time, now);
-  int64_t others = -static_cast<int64_t>(found.ends);
-  tasks.each(one.place, [&](const OpenTask&) { ++others; });
-  found.forgets = roster.clients.numbered() < 0 && others == 0 && tasks.last_sent(one.place) == one.version;
-  if (found.ends || found.forgets) found.client = roster.clients.at(one.place);
-  return found;
+  const OpenTask* task = tasks.find(due_task.place, due_task.version);
+  overdue.ends = task != nullptr && leases.is_over(*task, time, now);
+  int64_t others = -static_cast<int64_t>(overdue.ends);
+  tasks.each(due_task.place, [&](const OpenTask&) { ++others; });
+  overdue.forgets = roster.clients.numbered() < 0 && others == 0 && tasks.last_sent(due_task.place) == due_task.version;
+  if (overdue.ends || overdue.forgets) overdue.client = roster.clients.at(due_task.place);
+  return overdue;
 }
 
-void Ledger::pass(const Overdue& one) noexcept {
+void Ledger::pass(const OverdueTask& overdue) noexcept {
   const int64_t place = leases.due.front().place;
   leases.due.pop_front();
-  leases.expired += one.ends;
-  if (one.ends) close(place, one.version, Ids::unanswered(one.version, leases.why_over(one.version, now)));
-  if (one.forgets) roster.remove(place, leases.due);
+  leases.expired += overdue.ends;
+  if (overdue.ends)
+    close(place, overdue.version, Ids::unanswered(overdue.version, leases.why_over(overdue.version, now)));
+  if (overdue.forgets) roster.remove(place, leases.due);
 }
 
 int64_t Ledger::expire_before(int64_t version) {
   int64_t ended = 0;
   for (int64_t place = 0; place < roster.tasks.places(); ++place)
-    roster.tasks.each(place, [&](const OpenTask& one) {
-      if (one.version >= version) return;
-      close(place, one.version, Ids::unanswered(one.version, Ids::kGivenUp));
+    roster.tasks.each(place, [&](const OpenTask& task) {
+      if (task.version >= version) return;
+      close(place, task.version, Ids::unanswered(task.version, Ids::kGivenUp));
       ++ended;
     });
   leases.expired += ended;
@@ -208,7 +209,7 @@ int64_t Ledger::expire_before(int64_t version) {
 void Ledger::close(int64_t place, int64_t version, int64_t outcome) noexcept {
   const int64_t id = roster.tasks.close(place, version);
   if (id == kNoTask) return;
-  Ids::Ended end{id, outcome, roster.clients.mark(place)};
+  Ids::EndedTask end{id, outcome, roster.clients.mark(place)};
   if (end.counted()) end.age = static_cast<uint32_t>(std::min<int64_t>(end.version() - version, UINT32_MAX));
   ids.end(end);
   kept.release(version);
@@ -225,18 +226,18 @@ void Ledger::renew() {
   if (!leases.limits.expires()) return;
   const double ends = leases.time() + leases.limits.lease;
   roster.tasks.renew(ends);
-  std::vector<Leases::Due> due;
+  std::vector<Leases::SentTask> due;
   for (int64_t place = 0; place < roster.tasks.places(); ++place) {
     const int64_t last = roster.tasks.last_sent(place);
     if (last < 0) continue;
     const int64_t token = roster.clients.token(place);
     due.push_back({ends, last, token, static_cast<int32_t>(place)});
-    roster.tasks.each(place, [&](const OpenTask& one) {
-      if (one.version != last) due.push_back({ends, one.version, token, static_cast<int32_t>(place)});
+    roster.tasks.each(place, [&](const OpenTask& task) {
+      if (task.version != last) due.push_back({ends, task.version, token, static_cast<int32_t>(place)});
     });
   }
   std::stable_sort(due.begin(), due.end(),
-                   [](const Leases::Due& a, const Leases::Due& b) { return a.version < b.version; });
+                   [](const Leases::SentTask& a, const Leases::SentTask& b) { return a.version < b.version; });
   leases.due.assign(due.begin(), due.end());
 }
 
@@ -258,7 +259,7 @@ void Ledger::begin_incarnation(int64_t version, uint64_t number) {
   ids.begin(number);
   int64_t oldest = std::min(version, now);  // the present version is still sent, and belongs to the one before
   for (int64_t place = 0; place < roster.tasks.places(); ++place)
-    roster.tasks.each(place, [&](const OpenTask& one) { oldest = std::min(oldest, one.version); });
+    roster.tasks.each(place, [&](const OpenTask& task) { oldest = std::min(oldest, task.version); });
   incarnations.begin(version, number, oldest);
 }
 
@@ -353,9 +354,9 @@ void Ledger::load(const State& state) {
     require(local_steps >= 0 && local_steps <= INT32_MAX, "local steps out of range");
     store::Vector data;
     if (kept.keeps) {
-      const auto found = versions.find(version);
-      require(found != versions.end() && found->second, "a version that is not there");
-      data = found->second;
+      const auto entry = versions.find(version);
+      require(entry != versions.end() && entry->second, "a version that is not there");
+      data = entry->second;
     }
     const int64_t id = state.task_id.empty() ? ids.next() : state.task_id[t];
     require(id > 0, "an id below one");
@@ -365,7 +366,7 @@ void Ledger::load(const State& state) {
 }
 
 int64_t Ledger::nbytes() const {
-  return static_cast<int64_t>(roster.nbytes() + leases.due.size() * sizeof(Leases::Due) + ids.nbytes()) +
+  return static_cast<int64_t>(roster.nbytes() + leases.due.size() * sizeof(Leases::SentTask) + ids.nbytes()) +
          participation.nbytes();
 }
 

@@ -54,7 +54,7 @@ class Ledger {
   // The place of a client that has one. Throws Refusal, kUnknownClient.
   int64_t place_of(const ClientId& id) const;
   // The task that an answer refers to.
-  struct Found {
+  struct TaskReference {
     int64_t client;  // the place of the client's record; its number, if clients are numbered
     int64_t version;
     int32_t local_steps;  // that it was told to take; 0 if none were told
@@ -62,7 +62,7 @@ class Ledger {
   };
   // With a task's id, only that task is found. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
   // kAlreadyCounted, kOtherClient.
-  Found find(const ClientId& id, int64_t version, int64_t task = kNoTask) const;
+  TaskReference find(const ClientId& id, int64_t version, int64_t task = kNoTask) const;
 
   // Records that `id` was sent that version and told so many steps. Sending a version twice makes one task, with the
   // values of the last time. `task`: its id, if a log tells it. Returns the place of the client's record. Throws
@@ -79,13 +79,13 @@ class Ledger {
 
   // What is over next, in order of time: a task whose lease is over or whose version is too old, or a client without an
   // open task that was not heard of for the same time. `pass` ends it and goes on to the next one.
-  struct Overdue {
+  struct OverdueTask {
     ClientId client;
     int64_t version;
     bool ends, forgets;  // the task; the client. Neither: both were gone before
   };
-  std::optional<Overdue> overdue() const;
-  void pass(const Overdue& one) noexcept;
+  std::optional<OverdueTask> overdue() const;
+  void pass(const OverdueTask& overdue) noexcept;
   // Ends all tasks of versions below this one. Returns how many.
   int64_t expire_before(int64_t version);
   // All leases begin anew, under the current limits.

@@ -32,12 +32,12 @@ void Lock::enter(bool limited) {
     if (const int64_t now = waiting_; limited && now >= most_waiting)
       throw Refusal(Why::kBusy,
                     std::to_string(now) + " answers are waiting already (max_waiting): send this one later");
-    struct Counted {
-      explicit Counted(std::atomic<int64_t>& of) : count(of) { ++count; }
-      ~Counted() { --count; }
+    struct WaiterCount {
+      explicit WaiterCount(std::atomic<int64_t>& of) : count(of) { ++count; }
+      ~WaiterCount() { --count; }
       std::atomic<int64_t>& count;
     } const counted(waiting_);
-    store::Blocking blocking;
+    store::BlockingWait blocking;
     while (!mutex_.try_lock_for(kSignals)) blocking.check();
   }
   if (retired_) {

@@ -37,12 +37,12 @@ class Lock {
 };
 
 // A call. It computes as IEEE 754 says, also what a kernel's factors are made of before any kernel runs.
-class Locked {
+class EngineCall {
  public:
-  explicit Locked(Lock& lock, bool limited = false) : lock_(lock) { lock_.enter(limited); }
-  Locked(const Locked&) = delete;
-  Locked& operator=(const Locked&) = delete;
-  ~Locked() { lock_.leave(); }
+  explicit EngineCall(Lock& lock, bool limited = false) : lock_(lock) { lock_.enter(limited); }
+  EngineCall(const EngineCall&) = delete;
+  EngineCall& operator=(const EngineCall&) = delete;
+  ~EngineCall() { lock_.leave(); }
 
  private:
   Lock& lock_;

@@ -14,17 +14,17 @@ namespace fastagg::engine {
 class Model {
  public:
   // What clients are sent of this version: made for the first of them, and the same for all.
-  struct Sent {
+  struct SentModel {
     store::Vector model;
     std::shared_ptr<store::Encoded> encoded;  // that the model was read back from; null: it is the version itself
   };
 
   explicit Model(store::Vector first) : current(std::move(first)) {}
   store::Vector current;
-  store::Owner state;        // what the extension holds of it besides its vector: running statistics
-  double bound = 0.0;        // of the magnitudes of its elements
-  bool shared = false;       // whether somebody may hold this version
-  std::map<int, Sent> sent;  // in place of this version, once it was: by format; as it is, a look-ahead
+  store::Owner state;             // what the extension holds of it besides its vector: running statistics
+  double bound = 0.0;             // of the magnitudes of its elements
+  bool shared = false;            // whether somebody may hold this version
+  std::map<int, SentModel> sent;  // in place of this version, once it was: by format; as it is, a look-ahead
 
   // The current version, for somebody who may hold it: it never changes from now on.
   const store::Vector& share() {
@@ -33,35 +33,36 @@ class Model {
   }
   // Versions of before that somebody still holds: a task, or whoever was handed one.
   std::vector<store::Vector> held_before() const {
-    std::vector<store::Vector> found;
-    for (const auto& [format, one] : sent) found.push_back(one.model);
-    for (const Before& one : before_)
-      if (store::Owner owner = one.owner.lock()) found.push_back({std::move(owner), one.data, one.dtype});
-    return found;
+    std::vector<store::Vector> vectors;
+    for (const auto& [format, version] : sent) vectors.push_back(version.model);
+    for (const EarlierVersion& earlier : before_)
+      if (store::Owner owner = earlier.owner.lock()) vectors.push_back({std::move(owner), earlier.data, earlier.dtype});
+    return vectors;
   }
   // For all that is sent of one more version.
   void make_room() {
     if (before_.size() + 2 + WireFormats::kCount <= before_.capacity()) return;
-    const auto gone = [](const Before& one) { return one.owner.expired(); };
+    const auto gone = [](const EarlierVersion& earlier) { return earlier.owner.expired(); };
     before_.erase(std::remove_if(before_.begin(), before_.end(), gone), before_.end());
     before_.reserve(2 * before_.size() + 8 + WireFormats::kCount);
   }
   // The next version, which then is the one of before; none: it was made in place.
   void advance(store::Vector& next) noexcept {
     if (next && shared) before_.push_back({current.owner, current.data, current.dtype});
-    for (const auto& [format, one] : sent) before_.push_back({one.model.owner, one.model.data, one.model.dtype});
+    for (const auto& [format, version] : sent)
+      before_.push_back({version.model.owner, version.model.data, version.model.dtype});
     sent.clear();
     shared = false;
     if (next) std::swap(current, next);
   }
 
  private:
-  struct Before {
+  struct EarlierVersion {
     std::weak_ptr<void> owner;
     float* data;
     Dtype dtype;
   };
-  std::vector<Before> before_;  // versions that were shared
+  std::vector<EarlierVersion> before_;  // versions that were shared
 };
 
 }  // namespace fastagg::engine

@@ -10,12 +10,12 @@
 
 namespace fastagg::engine {
 
-class OnCpu : public Runner {
+class CpuRunner : public Runner {
  public:
   void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
     cpu::step(update, direction, optimizer);
   }
-  std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted,
+  std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted,
                                 bool apart) override {
     return cpu::pair_sums(held, size, wanted, apart);
   }
@@ -35,7 +35,7 @@ class OnCpu : public Runner {
 };
 
 // For one update whose sender may change it: it is read once, and its squares are added on the way.
-class ReadsOnce : public OnCpu {
+class SinglePassRunner : public CpuRunner {
  public:
   double squares = 0.0;
   void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
@@ -46,6 +46,6 @@ class ReadsOnce : public OnCpu {
   }
 };
 
-inline Place on_cpu() { return {store::host_memory(), std::make_shared<OnCpu>(), nullptr}; }
+inline Place on_cpu() { return {store::host_memory(), std::make_shared<CpuRunner>(), nullptr}; }
 
 }  // namespace fastagg::engine

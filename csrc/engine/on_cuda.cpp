@@ -19,26 +19,26 @@ const T* at(const char* bytes, size_t place) {
 }
 
 // The kernels that were asked for, and the bytes that they read on the device.
-class Launches : public Runner {
+class LaunchList : public Runner {
  public:
-  explicit Launches(const Card& card) : card_(card) {}
+  explicit LaunchList(const Card& card) : card_(card) {}
 
   void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
     if (direction.buffer.combine != nullptr) return combined(direction.buffer, optimizer);
     if (direction.turns != nullptr) {
       const size_t place = pack(direction.turns->data(), direction.turns->size(), update.size);
       const auto count = static_cast<int64_t>(direction.turns->size());
-      launches.push_back([=, &update, gain = direction.gain](const cuda::Where& where, const char* bytes) {
+      launches.push_back([=, &update, gain = direction.gain](const cuda::LaunchPlace& where, const char* bytes) {
         cuda::turned_step(update, gain, {at<Turn>(bytes, place), count}, optimizer, where);
       });
       return;
     }
-    launches.push_back([&update, direction, optimizer](const cuda::Where& where, const char*) {
+    launches.push_back([&update, direction, optimizer](const cuda::LaunchPlace& where, const char*) {
       cuda::step(update, direction, optimizer, where);
     });
   }
 
-  std::vector<double> pair_sums(const std::vector<Held>& held, int64_t size, const uint8_t* wanted,
+  std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted,
                                 bool apart) override {
     const auto count = static_cast<int64_t>(held.size()), wide = (count + cuda::kSide - 1) / cuda::kSide;
     std::vector<int32_t> tiles(static_cast<size_t>(wide * wide));  // those with a pair that is wanted
@@ -52,15 +52,16 @@ class Launches : public Runner {
     const std::vector<cuda::HeldRow> rows = rows_of(held, nullptr);
     const size_t first = pack(rows.data(), rows.size(), size), second = pack(tiles.data(), listed, size);
     const std::vector<char> sent = std::exchange(packed, {});
-    const auto in = static_cast<int64_t>(sent.size()), most = static_cast<int64_t>(listed);
+    const auto in = static_cast<int64_t>(sent.size()), tile_count = static_cast<int64_t>(listed);
     const int64_t groups = (size + kGroup - 1) / kGroup;
-    std::vector<double> found(held.size() * held.size()), sums(listed * cuda::kSide * cuda::kSide * groups);
+    std::vector<double> totals(held.size() * held.size()), sums(listed * cuda::kSide * cuda::kSide * groups);
     const auto out = static_cast<int64_t>(sums.size() * sizeof(double));
     const store::Vector there = card_.memory->bytes(in), added = card_.memory->bytes(out);
     cuda::copy_now(there.data, sent.data(), in, card_.where());
     const auto* const bytes = reinterpret_cast<const char*>(there.data);
     cuda::pair_sums({at<cuda::HeldRow>(bytes, first), count, size},
-                    {at<int32_t>(bytes, second), most, apart, reinterpret_cast<double*>(added.data)}, card_.where());
+                    {at<int32_t>(bytes, second), tile_count, apart, reinterpret_cast<double*>(added.data)},
+                    card_.where());
     cuda::copy_now(sums.data(), added.data, out, card_.where());
     const double* next = sums.data();
     for (size_t tile = 0; tile < listed; ++tile)
@@ -68,21 +69,21 @@ class Launches : public Runner {
         const int64_t i = tiles[tile] / wide * cuda::kSide + pair / cuda::kSide;
         const int64_t k = tiles[tile] % wide * cuda::kSide + pair % cuda::kSide;
         if (i < count && k < count)
-          found[static_cast<size_t>(i * count + k)] =
+          totals[static_cast<size_t>(i * count + k)] =
               total_of_groups(static_cast<size_t>(groups), [&](size_t g) { return next[g]; });
       }
-    return found;
+    return totals;
   }
 
   void accumulate(const Update& update, const float* acc, double weight, float* out) override {
-    launches.push_back([&update, acc, weight, out](const cuda::Where& where, const char*) {
+    launches.push_back([&update, acc, weight, out](const cuda::LaunchPlace& where, const char*) {
       cuda::accumulate(update, acc, weight, out, where);
     });
   }
 
   void recompute_sum(const Rows& rows, const float* weights, float* sum) override {
     const size_t place = pack(weights, static_cast<size_t>(rows.slots), rows.size);
-    launches.push_back([rows, place, sum](const cuda::Where& where, const char* bytes) {
+    launches.push_back([rows, place, sum](const cuda::LaunchPlace& where, const char* bytes) {
       const cuda::Blocks blocks{0, (rows.size + kBlock - 1) / kBlock, 1};
       cuda::recompute_sum(rows, at<float>(bytes, place), sum, blocks, where);
     });
@@ -91,16 +92,16 @@ class Launches : public Runner {
   void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override {
     const bool has = weights != nullptr;
     std::vector<RowJob> sent = jobs;
-    std::vector<float> some;  // of the jobs' slots alone
+    std::vector<float> weights_of_jobs;  // of the jobs' slots alone
     for (RowJob& job : sent) {
       if (!has) break;
-      job.shift = job.first_slot - static_cast<int64_t>(some.size());
-      some.insert(some.end(), weights + job.first_slot, weights + job.last_slot);
+      job.shift = job.first_slot - static_cast<int64_t>(weights_of_jobs.size());
+      weights_of_jobs.insert(weights_of_jobs.end(), weights + job.first_slot, weights + job.last_slot);
     }
     const auto count = static_cast<int64_t>(jobs.size());
     const size_t place = pack(sent.data(), sent.size(), count * kBlock);
-    const size_t weighed = pack(some.data(), some.size(), count * kBlock);
-    launches.push_back([=](const cuda::Where& where, const char* bytes) {
+    const size_t weighed = pack(weights_of_jobs.data(), weights_of_jobs.size(), count * kBlock);
+    launches.push_back([=](const cuda::LaunchPlace& where, const char* bytes) {
       const float* all = has ? at<float>(bytes, weighed) : nullptr;
       cuda::add_rows(rows, at<RowJob>(bytes, place), count, all, weight, where);
     });
@@ -109,18 +110,18 @@ class Launches : public Runner {
   void settle_rows(const std::vector<RowJob>& jobs, float* sum, int64_t size) override {
     const auto count = static_cast<int64_t>(jobs.size());
     const size_t place = pack(jobs.data(), jobs.size(), count * kBlock);
-    launches.push_back([=](const cuda::Where& where, const char* bytes) {
+    launches.push_back([=](const cuda::LaunchPlace& where, const char* bytes) {
       cuda::settle_rows(at<RowJob>(bytes, place), count, sum, size, where);
     });
   }
 
   void zero(void* memory, int64_t bytes) override {
-    launches.push_back([=](const cuda::Where& where, const char*) { cuda::zero(memory, bytes, where); });
+    launches.push_back([=](const cuda::LaunchPlace& where, const char*) { cuda::zero(memory, bytes, where); });
   }
 
   void clear() noexcept { launches.clear(), packed.clear(), longest = 0; }
 
-  std::vector<std::function<void(const cuda::Where& where, const char* bytes)>> launches;
+  std::vector<std::function<void(const cuda::LaunchPlace& where, const char* bytes)>> launches;
   std::vector<char> packed;
   int64_t longest = 0;  // vector whose blocks each read them
 
@@ -136,7 +137,7 @@ class Launches : public Runner {
   }
 
   // `weights`: what they are multiplied by, in place of their own.
-  std::vector<cuda::HeldRow> rows_of(const std::vector<Held>& held, const float* weights) {
+  std::vector<cuda::HeldRow> rows_of(const std::vector<WeightedUpdate>& held, const float* weights) {
     std::vector<cuda::HeldRow> rows;
     for (size_t k = 0; k < held.size(); ++k) {
       cuda::HeldRow& row = rows.emplace_back();
@@ -162,7 +163,7 @@ class Launches : public Runner {
     const store::Vector along = card_.memory->vector(size);
     card_.queue->hold(along.owner);
     launches.push_back(
-        [=, how = buffer.combine->how(count), to = along.data](const cuda::Where& where, const char* bytes) {
+        [=, how = buffer.combine->how(count), to = along.data](const cuda::LaunchPlace& where, const char* bytes) {
           cuda::combine({at<cuda::HeldRow>(bytes, place), count, size}, how, to, where);
           Update whole;
           whole.add(to, size, kFloat32);
@@ -173,9 +174,9 @@ class Launches : public Runner {
   const Card card_;
 };
 
-class OnCuda : public Device {
+class CudaRunner : public Device {
  public:
-  OnCuda(const Card& card, std::shared_ptr<Launches> kernels) : card_(card), kernels_(std::move(kernels)) {}
+  CudaRunner(const Card& card, std::shared_ptr<LaunchList> kernels) : card_(card), kernels_(std::move(kernels)) {}
 
   void begin() override { card_.queue->begin(stream()); }
   void end() noexcept override {
@@ -187,11 +188,11 @@ class OnCuda : public Device {
   void hold(const store::Owner& owner) override { card_.queue->hold(owner); }
 
   void launch() override {
-    struct Clears {
-      ~Clears() { kernels.clear(); }
-      Launches& kernels;
+    struct LaunchReset {
+      ~LaunchReset() { kernels.clear(); }
+      LaunchList& kernels;
     } const clears{*kernels_};
-    const cuda::Where where = card_.where();
+    const cuda::LaunchPlace where = card_.where();
     const char* const bytes = bring(where);
     const auto& launches = kernels_->launches;
     for (size_t done = 0; done < launches.size(); ++done) {
@@ -207,18 +208,18 @@ class OnCuda : public Device {
   void load(const Optimizer& optimizer, const DirectionState& of) override {
     const DirectionState::Traits& is = of.is;
     const int format = is.rows != nullptr ? is.rows->format : -1;
-    cuda::Where loads = card_.where();
+    cuda::LaunchPlace loads = card_.where();
     loads.loads = true;
-    const float* const some = optimizer.x;  // nothing is launched, so nobody reads or writes there
+    const float* const memory = optimizer.x;  // nothing is launched, so nobody reads or writes there
     Wire wire;
     for (wire.format = 0; wire.format < WireFormats::kCount; ++wire.format) cuda::decode(wire, nullptr, loads);
     Update whole, pieces;
-    whole.add(some, 8, kFloat32);
-    pieces.add(some, 4, kFloat32), pieces.add(some, 4, kFloat32);
+    whole.add(memory, 8, kFloat32);
+    pieces.add(memory, 4, kFloat32), pieces.add(memory, 4, kFloat32);
     std::vector<double> scratch(static_cast<size_t>(cuda::measure_scratch(whole.size)));
     for (const Update* update : {&whole, &pieces}) {
       cuda::measure(*update, {}, scratch.data(), nullptr, loads);
-      cuda::accumulate(*update, some, 1.0, nullptr, loads);
+      cuda::accumulate(*update, memory, 1.0, nullptr, loads);
       for (const DirectionKind kind : {kSingle, kFlush, kBlend, kMean}) {
         if (kind == kMean && format < 0) continue;
         Direction direction;
@@ -230,9 +231,9 @@ class OnCuda : public Device {
       }
     }
     if (is.combines) {
-      cuda::combine({nullptr, 1, 1}, {place_in<Mean>(Combines{}), 0}, nullptr, loads);
+      cuda::combine({nullptr, 1, 1}, {place_in<Mean>(CombineKinds{}), 0}, nullptr, loads);
       for (const int64_t count : {4, 8, 12, 16, 20})
-        cuda::combine({nullptr, count, 1}, {place_in<Trimmed>(Combines{}), 0}, nullptr, loads);
+        cuda::combine({nullptr, count, 1}, {place_in<TrimmedMean>(CombineKinds{}), 0}, nullptr, loads);
       for (const bool apart : {false, true}) cuda::pair_sums({nullptr, 1, 1}, {nullptr, 1, apart, nullptr}, loads);
     }
     if (is.tensors != nullptr) {
@@ -261,7 +262,7 @@ class OnCuda : public Device {
   }
 
   // The launches' bytes, where they are read.
-  const char* bring(const cuda::Where& where) {
+  const char* bring(const cuda::LaunchPlace& where) {
     const std::vector<char>& packed = kernels_->packed;
     if (packed.empty()) return nullptr;
     const auto bytes = static_cast<int64_t>(packed.size());
@@ -277,7 +278,7 @@ class OnCuda : public Device {
   }
 
   const Card card_;
-  const std::shared_ptr<Launches> kernels_;
+  const std::shared_ptr<LaunchList> kernels_;
   store::Vector sent_;  // what launches read on the device, if it is more than a little
   size_t room_ = 0;
   bool torn_ = false;  // a launch failed behind others: the device's memory is between two versions
@@ -286,8 +287,8 @@ class OnCuda : public Device {
 }  // namespace
 
 Place on_cuda(const Card& card) {
-  const auto kernels = std::make_shared<Launches>(card);
-  return {card.memory, kernels, std::make_shared<OnCuda>(card, kernels)};
+  const auto kernels = std::make_shared<LaunchList>(card);
+  return {card.memory, kernels, std::make_shared<CudaRunner>(card, kernels)};
 }
 
 }  // namespace fastagg::engine

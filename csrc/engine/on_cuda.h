@@ -14,7 +14,7 @@ struct Card {
   std::function<void*()> stream;  // the caller's current one
   std::shared_ptr<cuda::Queue> queue;
   std::shared_ptr<store::Memory> memory;
-  cuda::Where where() const { return {device, stream()}; }
+  cuda::LaunchPlace where() const { return {device, stream()}; }
 };
 
 Place on_cuda(const Card& card);

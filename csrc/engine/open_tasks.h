@@ -29,9 +29,9 @@ class OpenTasks {
   template <typename Act>
   void each(int64_t place, Act act) const {
     for (int32_t at = first(place); at >= 0;) {
-      const OpenTask& one = tasks_[static_cast<size_t>(at)];
-      at = one.next;
-      act(one);
+      const OpenTask& open_task = tasks_[static_cast<size_t>(at)];
+      at = open_task.next;
+      act(open_task);
     }
   }
   const OpenTask* find(int64_t place, int64_t version) const {
@@ -40,7 +40,7 @@ class OpenTasks {
     return at < 0 ? nullptr : &tasks_[static_cast<size_t>(at)];
   }
   void renew(double ends) {
-    for (OpenTask& one : tasks_) one.ends = ends;
+    for (OpenTask& open_task : tasks_) open_task.ends = ends;
   }
 
   // The version that its client was sent last; negative: none.
@@ -122,30 +122,30 @@ class KeptVersions {
 
   void hold(int64_t version, const store::Vector& data) {
     if (!keeps) return;
-    One& one = kept_[version];
-    if (one.count == 0) one.data = data;
-    ++one.count;
+    KeptVersion& kept = kept_[version];
+    if (kept.count == 0) kept.data = data;
+    ++kept.count;
   }
   void release(int64_t version) noexcept {
-    const auto found = kept_.find(version);
-    if (found != kept_.end() && --found->second.count == 0) kept_.erase(found);
+    const auto entry = kept_.find(version);
+    if (entry != kept_.end() && --entry->second.count == 0) kept_.erase(entry);
   }
   store::Vector of(int64_t version) const {  // none if nothing is kept
-    const auto found = kept_.find(version);
-    return found == kept_.end() ? store::Vector{} : found->second.data;
+    const auto entry = kept_.find(version);
+    return entry == kept_.end() ? store::Vector{} : entry->second.data;
   }
   std::vector<std::pair<int64_t, store::Vector>> all() const {
-    std::vector<std::pair<int64_t, store::Vector>> found;
-    for (const auto& [version, one] : kept_) found.emplace_back(version, one.data);
-    return found;
+    std::vector<std::pair<int64_t, store::Vector>> versions;
+    for (const auto& [version, kept] : kept_) versions.emplace_back(version, kept.data);
+    return versions;
   }
 
  private:
-  struct One {
+  struct KeptVersion {
     int64_t count = 0;
     store::Vector data;
   };
-  std::unordered_map<int64_t, One> kept_;
+  std::unordered_map<int64_t, KeptVersion> kept_;
 };
 
 }  // namespace fastagg::engine

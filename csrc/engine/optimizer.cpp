@@ -20,9 +20,9 @@ double norm_of(const store::Vector& vector, int64_t size) {
 
 }  // namespace
 
-OptimizerState::OptimizerState(const OptimizerSettings& given, int64_t size, uint64_t seed,
+OptimizerState::OptimizerState(const OptimizerSettings& chosen, int64_t size, uint64_t seed,
                                std::shared_ptr<store::Memory> memory)
-    : settings(given), size_(size), seed_(seed), memory_(std::move(memory)) {
+    : settings(chosen), size_(size), seed_(seed), memory_(std::move(memory)) {
   const auto filled = [&](int64_t nbytes, uint32_t word) {
     store::Vector made = memory_->bytes(nbytes);
     if (word == 0) return memory_->zero(made.data, nbytes), made;
@@ -38,8 +38,8 @@ OptimizerState::OptimizerState(const OptimizerSettings& given, int64_t size, uin
   const float stored = std::max(first, 0.125f * float_from_bits(unit));
   const uint32_t code = (bits_of(stored + float_from_bits(unit)) - unit + (1u << (kCut - 1))) >> kCut;
   const uint32_t word = unit > 0 ? code * 0x01010101u : bits_of(first);
-  visit_at(settings.kind, Optimizers{}, [&](auto one) {
-    using Kind = decltype(one);
+  visit_at(settings.kind, Optimizers{}, [&](auto kind) {
+    using Kind = decltype(kind);
     if (Kind::kM) m_ = filled(nbytes, 0);
     if (Kind::kV) v_ = filled(nbytes, word);
     if (Kind::kVhat) vhat_ = filled(nbytes, word);
@@ -53,35 +53,35 @@ OptimizerState::OptimizerState(const OptimizerSettings& given, int64_t size, uin
 std::vector<OptimizerState::Moment> OptimizerState::moments() const {
   const int64_t blocks = blocks_of(size_);
   const int64_t nbytes = settings.coded ? blocks * kScaleBlock : size_ * static_cast<int64_t>(sizeof(float));
-  std::vector<Moment> found;
-  if (m_) found.push_back({"m", m_, nbytes});
-  if (v_) found.push_back({"v", v_, nbytes});
-  if (vhat_) found.push_back({"vhat", vhat_, nbytes});
-  if (units_) found.push_back({"units", units_, (v_ ? 2 : 1) * blocks * static_cast<int64_t>(sizeof(float))});
-  return found;
+  std::vector<Moment> moments;
+  if (m_) moments.push_back({"m", m_, nbytes});
+  if (v_) moments.push_back({"v", v_, nbytes});
+  if (vhat_) moments.push_back({"vhat", vhat_, nbytes});
+  if (units_) moments.push_back({"units", units_, (v_ ? 2 : 1) * blocks * static_cast<int64_t>(sizeof(float))});
+  return moments;
 }
 
 int64_t OptimizerState::nbytes() const {
   int64_t sum = 0;
-  for (const Moment& one : moments()) sum += one.nbytes;
+  for (const Moment& moment : moments()) sum += moment.nbytes;
   return sum;
 }
 
 double OptimizerState::growth(double lr, double d, double along, MomentBounds& next) const {
-  double found = along;
+  double largest = along;
   next = bounds;
-  visit_at(settings.kind, Optimizers{}, [&](auto one) {
-    using Kind = decltype(one);
+  visit_at(settings.kind, Optimizers{}, [&](auto kind) {
+    using Kind = decltype(kind);
     const double least = settings.eps + std::sqrt(settings.eps_root);
     const double part = 1.0 / static_cast<double>(settings.period);
     const double reach = Kind::reach({settings.beta1, settings.beta2, least, part}, d, next);
-    if (!Kind::kAlong) found = std::abs(lr) * reach;
+    if (!Kind::kAlong) largest = std::abs(lr) * reach;
     // Before the quotient by a second moment there is a rate, with its bias correction, and its product with m.
     const double rate = std::abs(lr) / (settings.bias_correction ? 1.0 - settings.beta1 : 1.0);
-    if (Kind::kV && !Kind::kPlain && rate * std::max(next.m, 1.0) > kLargestModel) found = HUGE_VAL;
-    if (settings.look_ahead) found += std::abs(lr) * settings.beta1 * next.m;
+    if (Kind::kV && !Kind::kPlain && rate * std::max(next.m, 1.0) > kLargestModel) largest = HUGE_VAL;
+    if (settings.look_ahead) largest += std::abs(lr) * settings.beta1 * next.m;
   });
-  return found;
+  return largest;
 }
 
 MomentBounds OptimizerState::measured() const {
@@ -97,11 +97,11 @@ MomentBounds OptimizerState::measured() const {
 
 OptimizerState OptimizerState::copy() const {
   OptimizerState made = *this;
-  for (const Moment& one : moments())
+  for (const Moment& moment : moments())
     for (store::Vector* const to : {&made.m_, &made.v_, &made.vhat_, &made.units_}) {
-      if (to->data != one.data.data) continue;
-      *to = memory_->bytes(one.nbytes);
-      memory_->copy(to->data, one.data.data, one.nbytes);
+      if (to->data != moment.data.data) continue;
+      *to = memory_->bytes(moment.nbytes);
+      memory_->copy(to->data, moment.data.data, moment.nbytes);
     }
   return made;
 }
@@ -110,12 +110,12 @@ Moments moments_of(const std::array<float*, 3>& all, float* units, int64_t size,
   const auto [m, v, vhat] = all;
   if (units == nullptr) return {m, v, vhat};
   const auto bytes = [](float* of) { return reinterpret_cast<uint8_t*>(of); };
-  Moments found;
-  found.coded_m = bytes(m), found.coded_v = bytes(v), found.coded_vhat = bytes(vhat);
-  found.units_m = units;
-  found.units_v = v == nullptr ? nullptr : units + blocks_of(size);
-  found.key = key;
-  return found;
+  Moments moments;
+  moments.coded_m = bytes(m), moments.coded_v = bytes(v), moments.coded_vhat = bytes(vhat);
+  moments.units_m = units;
+  moments.units_v = v == nullptr ? nullptr : units + blocks_of(size);
+  moments.key = key;
+  return moments;
 }
 
 Hyper hyper_of(const OptimizerSettings& settings, double lr, double round) {

@@ -4,23 +4,24 @@
 
 namespace fastagg::engine {
 
-Ordered::Ordered(std::shared_ptr<DirectionState> round) : DirectionState(round->is.sign), round_(std::move(round)) {
+OrderedDirection::OrderedDirection(std::shared_ptr<DirectionState> round)
+    : DirectionState(round->is.sign), round_(std::move(round)) {
   is.keeps = true;
   is.sums = this;
   is.privacy = round_->is.privacy;
 }
 
-Outcome Ordered::plan(const Contributions& given, bool closes, ReadMode) {
+Outcome OrderedDirection::plan(const Contributions& contributions, bool closes, ReadMode) {
   all_.clear();
-  for (Waiting& one : waiting_) {
-    all_.push_back(one.brings);
-    all_.back().answer = &one.answer;
-    all_.back().update = &one.answer.update;
+  for (WaitingAnswer& waiting : waiting_) {
+    all_.push_back(waiting.brings);
+    all_.back().answer = &waiting.answer;
+    all_.back().update = &waiting.answer.update;
   }
-  last_ = given.empty() ? nullptr : &given.front();
+  last_ = contributions.empty() ? nullptr : &contributions.front();
   if (last_ != nullptr) all_.push_back(*last_);
-  std::stable_sort(all_.begin(), all_.end(), [](const Contribution& one, const Contribution& other) {
-    return one.answer->client < other.answer->client;
+  std::stable_sort(all_.begin(), all_.end(), [](const Contribution& contribution, const Contribution& other) {
+    return contribution.answer->client < other.answer->client;
   });
   round_->is.place = is.place;
   outcome_ = round_->plan(all_, closes, ReadMode::kMeasured);
@@ -35,14 +36,14 @@ Outcome Ordered::plan(const Contributions& given, bool closes, ReadMode) {
   return outcome_;
 }
 
-void Ordered::run(Runner& runner, const Optimizer& optimizer) {
+void OrderedDirection::run(Runner& runner, const Optimizer& optimizer) {
   if (outcome_ == Outcome::kKept) return;
   if (is.place->device)
-    for (const Waiting& one : waiting_) is.place->device->hold(one.answer.owner);
+    for (const WaitingAnswer& waiting : waiting_) is.place->device->hold(waiting.answer.owner);
   round_->run(runner, optimizer);
 }
 
-void Ordered::commit() noexcept {
+void OrderedDirection::commit() noexcept {
   if (outcome_ != Outcome::kKept) {
     round_->commit();
     waiting_.clear();
@@ -50,13 +51,13 @@ void Ordered::commit() noexcept {
   }
   if (last_ == nullptr) return;
   Answer& from = *last_->answer;
-  Waiting& one = waiting_.emplace_back();
-  one.brings = *last_;
-  one.answer.client = std::move(from.client);
-  one.answer.update = std::move(from.update);
-  one.answer.owner = std::move(from.copy ? from.copy : from.owner);
-  one.answer.reported = std::move(from.reported);
-  one.answer.extra = std::move(from.extra);
+  WaitingAnswer& waiting = waiting_.emplace_back();
+  waiting.brings = *last_;
+  waiting.answer.client = std::move(from.client);
+  waiting.answer.update = std::move(from.update);
+  waiting.answer.owner = std::move(from.copy ? from.copy : from.owner);
+  waiting.answer.reported = std::move(from.reported);
+  waiting.answer.extra = std::move(from.extra);
 }
 
 }  // namespace fastagg::engine

@@ -7,15 +7,15 @@
 
 namespace fastagg::engine {
 
-class Ordered : public DirectionState, public Sums {
+class OrderedDirection : public DirectionState, public Sums {
  public:
-  struct Waiting {
+  struct WaitingAnswer {
     Answer answer;  // as much of it as is needed
     Contribution brings;
   };
-  explicit Ordered(std::shared_ptr<DirectionState> round);
+  explicit OrderedDirection(std::shared_ptr<DirectionState> round);
   void check(const ClientId& client, int64_t start, int64_t now) const override { round_->check(client, start, now); }
-  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
+  Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override;
   void fields(Archive& archive) override { round_->fields(archive); }
@@ -24,12 +24,12 @@ class Ordered : public DirectionState, public Sums {
     return round_->is.sums->grace(static_cast<int64_t>(waiting_.size()) + more);
   }
 
-  const std::vector<Waiting>& waiting() const { return waiting_; }
-  void load(std::vector<Waiting> waiting) { waiting_ = std::move(waiting); }
+  const std::vector<WaitingAnswer>& waiting() const { return waiting_; }
+  void load(std::vector<WaitingAnswer> waiting) { waiting_ = std::move(waiting); }
 
  private:
   const std::shared_ptr<DirectionState> round_;
-  std::vector<Waiting> waiting_;
+  std::vector<WaitingAnswer> waiting_;
   // Planned:
   Outcome outcome_ = Outcome::kKept;
   const Contribution* last_ = nullptr;

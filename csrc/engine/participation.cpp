@@ -7,7 +7,7 @@ namespace fastagg::engine {
 void Participation::check(const ClientId& id, int64_t step, int64_t version) const {
   const int64_t place = clients_.find(id);
   if (place < 0) return;
-  const Entry& entry = entries_[static_cast<size_t>(place)];
+  const ParticipationEntry& entry = entries_[static_cast<size_t>(place)];
   if (entry.times == 0) return;
   const auto refuse = [&](const std::string& text) { throw Refusal(Why::kTooSoon, "client " + shown(id) + text); };
   if (entry.times >= policy.total)
@@ -21,8 +21,8 @@ void Participation::check(const ClientId& id, int64_t step, int64_t version) con
 }
 
 int64_t Participation::place_for(const ClientId& id) {
-  const int64_t found = clients_.find(id);
-  if (found >= 0) return found;
+  const int64_t known = clients_.find(id);
+  if (known >= 0) return known;
   if (entries_.capacity() == entries_.size()) entries_.reserve(2 * entries_.size() + 16);
   const int64_t place = clients_.add(id);
   entries_.emplace_back();
@@ -32,7 +32,7 @@ int64_t Participation::place_for(const ClientId& id) {
 Participation::State Participation::state() const {
   State state;
   for (size_t place = 0; place < entries_.size(); ++place) {
-    const Entry& entry = entries_[place];
+    const ParticipationEntry& entry = entries_[place];
     if (entry.times == 0) continue;
     state.clients.push_back(clients_.at(static_cast<int64_t>(place)));
     state.step.push_back(entry.step), state.version.push_back(entry.version);
@@ -46,7 +46,7 @@ bool Participation::load(const State& state, int64_t steps, int64_t now) {
   for (const auto* column : {&state.step, &state.version, &state.in_step, &state.times})
     if (column->size() != count) return false;
   for (size_t i = 0; i < count; ++i) {
-    const Entry entry{state.step[i], state.version[i], state.in_step[i], state.times[i]};
+    const ParticipationEntry entry{state.step[i], state.version[i], state.in_step[i], state.times[i]};
     const bool fits = entry.step >= 0 && entry.step <= steps && entry.version >= 0 && entry.version <= now &&
                       entry.in_step >= 1 && entry.in_step <= entry.times;
     if (!fits || clients_.find(state.clients[i]) >= 0) return false;

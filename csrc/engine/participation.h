@@ -29,7 +29,7 @@ class Participation {
   int64_t place_for(const ClientId& id);
   // An answer counts.
   void count(int64_t place, int64_t step, int64_t version) noexcept {
-    Entry& entry = entries_[static_cast<size_t>(place)];
+    ParticipationEntry& entry = entries_[static_cast<size_t>(place)];
     entry.in_step = entry.version == version ? entry.in_step + 1 : 1;
     entry.step = step, entry.version = version;
     ++entry.times;
@@ -42,15 +42,17 @@ class Participation {
   State state() const;
   // Loads a state into a new one, of a server that has come to this step and version. False: it is no state.
   bool load(const State& state, int64_t steps, int64_t now);
-  int64_t nbytes() const { return clients_.nbytes() + static_cast<int64_t>(entries_.size() * sizeof(Entry)); }
+  int64_t nbytes() const {
+    return clients_.nbytes() + static_cast<int64_t>(entries_.size() * sizeof(ParticipationEntry));
+  }
 
  private:
-  struct Entry {
+  struct ParticipationEntry {
     int64_t step = 0, version = -1;  // in which its last answer counted
     int64_t in_step = 0, times = 0;  // how many counted there, and in all
   };
   Clients clients_;
-  std::vector<Entry> entries_;  // by place
+  std::vector<ParticipationEntry> entries_;  // by place
 };
 
 }  // namespace fastagg::engine

@@ -11,7 +11,7 @@ namespace fastagg::engine {
 namespace {
 
 // What a step's key is for: the nonce of its places.
-enum Use : uint64_t { kElements = 0, kCount, kStored };
+enum NoiseUse : uint64_t { kElements = 0, kCount, kStored };
 
 // Of the master key: no version has this incarnation, which has 63 bits.
 constexpr uint64_t kNobody = UINT64_MAX;
@@ -28,8 +28,8 @@ double exp_of(double x) { return x <= 0.0 ? exp_negative(x) : 1.0 / exp_negative
 
 }  // namespace
 
-Privacy::Privacy(Setting given, int64_t size, const std::shared_ptr<store::Memory>& memory)
-    : setting(std::move(given)), size_(size), memory_(memory), clip_(setting.clip) {
+Privacy::Privacy(Setting chosen, int64_t size, const std::shared_ptr<store::Memory>& memory)
+    : setting(std::move(chosen)), size_(size), memory_(memory), clip_(setting.clip) {
   if (setting.omega.size() != setting.theta.size() || setting.omega.size() > kMostPast)
     throw std::invalid_argument("correlated noise: omega and theta");
   for (size_t i = 0; i < setting.omega.size(); ++i) {
@@ -50,9 +50,9 @@ void Privacy::begin(uint64_t incarnation, int64_t version) {
 }
 
 // Andrew et al. 2021, Algorithm 1. Which updates were clipped follows from their gains.
-void Privacy::plan(const Contributions& given, bool steps, int64_t count) {
+void Privacy::plan(const Contributions& contributions, bool steps, int64_t count) {
   within_next_ = within_, clip_next_ = clip_;
-  for (const Contribution& one : given) within_next_ += one.gain == 1.0;
+  for (const Contribution& contribution : contributions) within_next_ += contribution.gain == 1.0;
   if (!steps || setting.rate == 0.0) return;
   const double noisy = static_cast<double>(within_next_) + setting.count_noise * normal_of(step_key_);
   const double moves = -setting.rate * (noisy / static_cast<double>(count) - setting.quantile);
@@ -60,14 +60,14 @@ void Privacy::plan(const Contributions& given, bool steps, int64_t count) {
 }
 
 Noise Privacy::noise(double divisor) const {
-  Noise found;
-  found.key = step_key_;
-  found.deviation = static_cast<float>(setting.noise * clip_);
-  found.scale = static_cast<float>(1.0 / divisor);
+  Noise noise;
+  noise.key = step_key_;
+  noise.deviation = static_cast<float>(setting.noise * clip_);
+  noise.scale = static_cast<float>(1.0 / divisor);
   for (size_t i = 0; i < sums_.size(); ++i)
-    found.past[found.count++] = {sums_[i].data, static_cast<float>(setting.omega[i]),
+    noise.past[noise.count++] = {sums_[i].data, static_cast<float>(setting.omega[i]),
                                  static_cast<float>(setting.theta[i])};
-  return found;
+  return noise;
 }
 
 // Correlated noise is a sum of all noise so far, whose weights have magnitudes that add up to at most 2 (privacy.py).
@@ -117,8 +117,8 @@ void Privacy::stored_sums(Archive& archive) {
       uint32_t words[16];
       chacha_words(key, static_cast<uint64_t>(at / 16), kStored + k, words);
       for (int64_t i = at; i < std::min(size_, at + 16); ++i) {
-        float& one = here[static_cast<size_t>(i)];
-        one = float_from_bits(bits_of(one) ^ words[i - at]);
+        float& element = here[static_cast<size_t>(i)];
+        element = float_from_bits(bits_of(element) ^ words[i - at]);
       }
     }
     memory_->put(copy.data, here.data(), nbytes);

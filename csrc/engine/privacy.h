@@ -37,7 +37,7 @@ class Privacy {
   // The next step makes this version.
   void begin(uint64_t incarnation, int64_t version);
   // Of a step along the sum of these updates and the ones before, divided by so much.
-  void plan(const Contributions& given, bool steps, int64_t count);
+  void plan(const Contributions& contributions, bool steps, int64_t count);
   Noise noise(double divisor) const;
   double bound(double divisor) const;  // no element of the noise of a mean is larger
   void commit(bool stepped) noexcept;
@@ -52,15 +52,15 @@ class Privacy {
   ChaChaKey key_{}, step_key_{};
   double clip_;
   int64_t within_ = 0;  // updates in the sum that were not clipped
-  struct Version {
+  struct NoiseVersion {
     int64_t incarnation = 0, number = 0;
   };
-  Version last_;                     // that the last noise was for; 0: there was none
+  NoiseVersion last_;                // that the last noise was for; 0: there was none
   std::vector<store::Vector> sums_;  // of past noise, for correlated noise
   // Planned:
   double clip_next_ = 0.0;
   int64_t within_next_ = 0;
-  Version next_;
+  NoiseVersion next_;
 };
 
 }  // namespace fastagg::engine

@@ -20,9 +20,9 @@ std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers, cons
     const store::Encoded& encoded = *store::encoded_in(numbers);
     add(log::kEncodedRole, 0, static_cast<size_t>(encoded.nbytes), encoded.bytes);
   }
-  if (const Reported* const one = answer.reported.get()) {
-    add(log::kBuffers, kFloat32, static_cast<size_t>(one->size), one->values.data);
-    add(log::kCounter, log::kInt64, one->counters.size(), one->counters.data());
+  if (const ReportedStatistics* const reported = answer.reported.get()) {
+    add(log::kBuffers, kFloat32, static_cast<size_t>(reported->size), reported->values.data);
+    add(log::kCounter, log::kInt64, reported->counters.size(), reported->counters.data());
   }
   if (answer.control) add(log::kControl, kFloat32, static_cast<size_t>(answer.control_size), answer.control.data);
   if (answer.kind == Answer::kSum) add(log::kUpdates, log::kInt64, 1, &answer.count);
@@ -52,22 +52,22 @@ Update update_at(const std::vector<log::Part>& parts) {
   return update;
 }
 
-log::Queued Records::of(const log::Operation& operation) const {
-  return journal_ ? log::record_of(*journal_, operation) : log::Queued{};
+log::RecordList Records::of(const log::Operation& operation) const {
+  return journal_ ? log::record_of(*journal_, operation) : log::RecordList{};
 }
 
-void Records::begin(Given& given, const Update& numbers, const Ledger& ledger) const {
+void Records::begin(PendingAnswer& pending, const Update& numbers, const Ledger& ledger) const {
   if (!journal_) return;
-  const Answer& answer = *given.answer;
-  log::Operation& operation = given.operation;
+  const Answer& answer = *pending.answer;
+  log::Operation& operation = pending.operation;
   operation.kind = log::kAnswer;
   operation.client = answer.client;
-  operation.version = given.task.version;
-  operation.incarnation = ledger.incarnations.of(given.task.version);
-  operation.share = answer.kind == Answer::kSum ? answer.total : given.brings.share;
+  operation.version = pending.task.version;
+  operation.incarnation = ledger.incarnations.of(pending.task.version);
+  operation.share = answer.kind == Answer::kSum ? answer.total : pending.brings.share;
   if (answer.blob) {
     const log::Blob& blob = *answer.blob;
-    operation.streamed = log::Streamed{blob.number, blob.nbytes, blob.crc, blob.dtype};
+    operation.streamed = log::UploadFile{blob.number, blob.nbytes, blob.crc, blob.dtype};
   } else if (!store::is_encoded(numbers)) {
     operation.parts = parts_of(answer, numbers);
   }
@@ -75,21 +75,21 @@ void Records::begin(Given& given, const Update& numbers, const Ledger& ledger) c
   const std::vector<log::Part> rest = rest_of(answer, numbers, ids);
   const size_t first = operation.parts.size();
   operation.parts.insert(operation.parts.end(), rest.begin(), rest.end());
-  given.record = log::record_of_answer(*journal_, operation);
+  pending.record = log::record_of_answer(*journal_, operation);
   for (size_t i = 0; i < rest.size(); ++i)
     std::memcpy(const_cast<uint8_t*>(operation.parts[first + i].data), rest[i].data, rest[i].nbytes());
-  given.record.front().blob = answer.blob;
+  pending.record.front().blob = answer.blob;
 }
 
-void Records::decide(Given& given) const {
-  if (given.record.empty()) return;
-  Receipt& receipt = given.answer->receipt;
+void Records::decide(PendingAnswer& pending) const {
+  if (pending.record.empty()) return;
+  Receipt& receipt = pending.answer->receipt;
   receipt.sequence = journal_->next();
-  given.operation.decided = {0};
+  pending.operation.decided = {0};
   if (!std::isnan(receipt.norm))
-    given.operation.decided = {1, receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
-  log::Entry& record = given.record.front();
-  log::decide(record, given.operation);
+    pending.operation.decided = {1, receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
+  log::Entry& record = pending.record.front();
+  log::decide(record, pending.operation);
   record.waits = journal_->waits(receipt.applied);
 }
 

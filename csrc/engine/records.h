@@ -10,7 +10,7 @@
 
 namespace fastagg::engine {
 
-struct Given;
+struct PendingAnswer;
 class Ledger;
 
 class Records {
@@ -21,12 +21,12 @@ class Records {
   void check() const {
     if (journal_) journal_->check();
   }
-  log::Queued of(const log::Operation& operation) const;
+  log::RecordList of(const log::Operation& operation) const;
   // Of an answer: with room for its numbers.
-  void begin(Given& given, const Update& numbers, const Ledger& ledger) const;
+  void begin(PendingAnswer& pending, const Update& numbers, const Ledger& ledger) const;
   // Writes its outcome, which its receipt tells.
-  void decide(Given& given) const;
-  void add(log::Queued record) const noexcept {
+  void decide(PendingAnswer& pending) const;
+  void add(log::RecordList record) const noexcept {
     if (!record.empty()) journal_->push(std::move(record));
   }
 

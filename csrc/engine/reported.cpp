@@ -8,7 +8,7 @@
 namespace fastagg::engine {
 namespace {
 
-Update update_of(const Reported& reported) {
+Update update_of(const ReportedStatistics& reported) {
   Update update;
   update.add(reported.values.data, reported.size, kFloat32);
   return update;
@@ -16,7 +16,7 @@ Update update_of(const Reported& reported) {
 
 }  // namespace
 
-bool fits(const Reported& reported, const StatisticsRules& rules) {
+bool fits(const ReportedStatistics& reported, const StatisticsRules& rules) {
   // the norm is at least the largest value; it is NaN or infinite if a value is
   if (reported.size > 0 && !(std::sqrt(cpu::sum_squares(update_of(reported))) <= rules.limit)) return false;
   const auto negative = [](auto number) { return number < 0; };
@@ -30,7 +30,7 @@ bool fits(const Reported& reported, const StatisticsRules& rules) {
   return true;
 }
 
-store::Vector added(const Reported& reported, const float* sum, float share) {
+store::Vector added(const ReportedStatistics& reported, const float* sum, float share) {
   if (reported.size == 0) return {};
   store::Vector out = store::new_vector(reported.size);
   cpu::accumulate(update_of(reported), sum, share, out.data);

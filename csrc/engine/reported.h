@@ -9,12 +9,12 @@
 
 namespace fastagg::engine {
 
-struct Reported {
+struct ReportedStatistics {
   store::Vector values;  // all floating-point statistics, in the model's order
   int64_t size = 0;      // of the values
   std::vector<int64_t> counters;
 
-  bool given() const { return size > 0 || !counters.empty(); }
+  bool has_values() const { return size > 0 || !counters.empty(); }
 };
 
 // What a model allows. Variances and counts cannot be below zero; places are (begin, end).
@@ -22,9 +22,9 @@ struct StatisticsRules {
   double limit = 0.0;  // of the magnitudes, so that the mean of many clients' stays finite
   std::vector<std::pair<int64_t, int64_t>> variances, counts;
 };
-bool fits(const Reported& reported, const StatisticsRules& rules);
+bool fits(const ReportedStatistics& reported, const StatisticsRules& rules);
 
 // `share` times the values added to the sum of others (null: there are none), in a new vector.
-store::Vector added(const Reported& reported, const float* sum, float share);
+store::Vector added(const ReportedStatistics& reported, const float* sum, float share);
 
 }  // namespace fastagg::engine

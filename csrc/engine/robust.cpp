@@ -20,8 +20,8 @@ struct MedianRule {
   static constexpr const char* kName = "median";
   static Names settings() { return {}; }
   static int64_t least(const RobustSetting&) { return 1; }
-  static Combining combining(const RobustSetting&, int64_t count) {
-    return {place_in<Trimmed>(Combines{}), (count - 1) / 2};
+  static CombineSetting combining(const RobustSetting&, int64_t count) {
+    return {place_in<TrimmedMean>(CombineKinds{}), (count - 1) / 2};
   }
 };
 
@@ -30,8 +30,8 @@ struct TrimmedRule {
   static constexpr const char* kName = "trimmed";
   static Names settings() { return {"trim"}; }
   static int64_t least(const RobustSetting&) { return 1; }
-  static Combining combining(const RobustSetting& setting, int64_t count) {
-    return {place_in<Trimmed>(Combines{}), static_cast<int64_t>(setting.trim * static_cast<double>(count))};
+  static CombineSetting combining(const RobustSetting& setting, int64_t count) {
+    return {place_in<TrimmedMean>(CombineKinds{}), static_cast<int64_t>(setting.trim * static_cast<double>(count))};
   }
 };
 
@@ -40,15 +40,15 @@ struct MeanAroundMedianRule {
   static constexpr const char* kName = "mean_around_median";
   static Names settings() { return {"f"}; }
   static int64_t least(const RobustSetting& setting) { return 2 * setting.f + 1; }
-  static Combining combining(const RobustSetting& setting, int64_t) {
-    return {place_in<Around>(Combines{}), setting.f};
+  static CombineSetting combining(const RobustSetting& setting, int64_t) {
+    return {place_in<MeanAroundMedian>(CombineKinds{}), setting.f};
   }
 };
 
 // -- rules that compare whole updates
 
 // Equal shares of the `keep` updates with the smallest sum of squared distances to their count - f - 2 nearest others.
-std::vector<double> nearest_to_others(int64_t f, size_t keep, const std::vector<Held>& held, int64_t size,
+std::vector<double> nearest_to_others(int64_t f, size_t keep, const std::vector<WeightedUpdate>& held, int64_t size,
                                       Runner& runner) {
   const std::vector<double> distances = squared_distances(held, size, runner);
   const size_t count = held.size();
@@ -74,7 +74,7 @@ struct KrumRule {
   static constexpr const char* kName = "krum";
   static Names settings() { return {"f"}; }
   static int64_t least(const RobustSetting& setting) { return 2 * setting.f + 3; }
-  static std::vector<double> shares(const RobustSetting& setting, const std::vector<Held>& held, int64_t size,
+  static std::vector<double> shares(const RobustSetting& setting, const std::vector<WeightedUpdate>& held, int64_t size,
                                     Runner& runner) {
     return nearest_to_others(setting.f, 1, held, size, runner);
   }
@@ -84,7 +84,7 @@ struct MultiKrumRule {
   static constexpr const char* kName = "multi_krum";
   static Names settings() { return {"f", "keep"}; }
   static int64_t least(const RobustSetting& setting) { return std::max(2 * setting.f + 3, setting.keep); }
-  static std::vector<double> shares(const RobustSetting& setting, const std::vector<Held>& held, int64_t size,
+  static std::vector<double> shares(const RobustSetting& setting, const std::vector<WeightedUpdate>& held, int64_t size,
                                     Runner& runner) {
     const auto all_but_f = static_cast<int64_t>(held.size()) - setting.f;
     const auto keep = static_cast<size_t>(setting.keep > 0 ? setting.keep : all_but_f);
@@ -110,8 +110,8 @@ std::vector<double> distances_from_point(const std::vector<double>& products, co
 // Shares of a point that moves from zero, so that nothing large draws it away at the start: in every iteration by
 // move(distance)/whole(sum of moves) towards each update.
 template <typename Move, typename Whole>
-std::vector<double> moved_from_zero(int64_t iterations, const std::vector<Held>& held, int64_t size, Runner& runner,
-                                    Move move, Whole whole) {
+std::vector<double> moved_from_zero(int64_t iterations, const std::vector<WeightedUpdate>& held, int64_t size,
+                                    Runner& runner, Move move, Whole whole) {
   const std::vector<double> products = runner.pair_sums(held, size, nullptr, false);
   std::vector<double> shares(held.size()), moves(held.size());
   for (int64_t turn = 0; turn < iterations; ++turn) {
@@ -129,7 +129,7 @@ struct GeometricMedianRule {
   static constexpr const char* kName = "geometric_median";
   static Names settings() { return {"iterations", "smoothing"}; }
   static int64_t least(const RobustSetting&) { return 1; }
-  static std::vector<double> shares(const RobustSetting& setting, const std::vector<Held>& held, int64_t size,
+  static std::vector<double> shares(const RobustSetting& setting, const std::vector<WeightedUpdate>& held, int64_t size,
                                     Runner& runner) {
     const auto move = [&](double distance) { return 1.0 / std::max(setting.smoothing, distance); };
     return moved_from_zero(setting.iterations, held, size, runner, move, [](double sum) { return sum; });
@@ -141,7 +141,7 @@ struct CenteredClipRule {
   static constexpr const char* kName = "centered_clip";
   static Names settings() { return {"iterations", "radius"}; }
   static int64_t least(const RobustSetting&) { return 1; }
-  static std::vector<double> shares(const RobustSetting& setting, const std::vector<Held>& held, int64_t size,
+  static std::vector<double> shares(const RobustSetting& setting, const std::vector<WeightedUpdate>& held, int64_t size,
                                     Runner& runner) {
     const auto move = [&](double distance) { return distance > setting.radius ? setting.radius / distance : 1.0; };
     const auto count = static_cast<double>(held.size());
@@ -155,17 +155,17 @@ using Rules =
     List<MedianRule, TrimmedRule, MeanAroundMedianRule, KrumRule, MultiKrumRule, GeometricMedianRule, CenteredClipRule>;
 
 template <typename Rule, typename = void>
-struct Parts {
+struct RuleEntry {
   static RobustRule rule() { return {Rule::kName, Rule::settings(), Rule::least, nullptr, Rule::shares}; }
 };
 template <typename Rule>
-struct Parts<Rule, decltype(void(&Rule::combining))> {
+struct RuleEntry<Rule, decltype(void(&Rule::combining))> {
   static RobustRule rule() { return {Rule::kName, Rule::settings(), Rule::least, Rule::combining, nullptr}; }
 };
 
 template <typename... Each>
 std::vector<RobustRule> table_of(List<Each...>) {
-  return {Parts<Each>::rule()...};
+  return {RuleEntry<Each>::rule()...};
 }
 
 }  // namespace
@@ -175,7 +175,7 @@ const std::vector<RobustRule>& robust_rules() {
   return rules;
 }
 
-std::vector<double> squared_distances(const std::vector<Held>& held, int64_t size, Runner& runner) {
+std::vector<double> squared_distances(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner) {
   const size_t count = held.size();
   std::vector<double> squares = runner.pair_sums(held, size, nullptr, false);
   std::vector<uint8_t> near(count * count);
@@ -197,7 +197,7 @@ std::vector<double> squared_distances(const std::vector<Held>& held, int64_t siz
   return squares;
 }
 
-Robust::Robust(const std::string& rule, const RobustSetting& setting) : setting_(setting) {
+RobustCombiner::RobustCombiner(const std::string& rule, const RobustSetting& setting) : setting_(setting) {
   const auto& rules = robust_rules();
   const auto entry =
       std::find_if(rules.begin(), rules.end(), [&](const RobustRule& each) { return rule == each.name; });
@@ -205,14 +205,15 @@ Robust::Robust(const std::string& rule, const RobustSetting& setting) : setting_
   rule_ = &*entry;
 }
 
-void Robust::check(int64_t count) const {
+void RobustCombiner::check(int64_t count) const {
   const int64_t least = rule_->least(setting_);
   if (count < least || count > kMostCombined)
     throw Refusal(Why::kSetting, std::string(rule_->name) + " needs " + std::to_string(least) + ".." +
                                      std::to_string(kMostCombined) + " updates, got " + std::to_string(count));
 }
 
-std::vector<double> Robust::weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const {
+std::vector<double> RobustCombiner::weigh(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner,
+                                          float* weights) const {
   check(static_cast<int64_t>(held.size()));
   for (size_t k = 0; k < held.size(); ++k) weights[k] = held[k].by;
   if (rule_->shares == nullptr) return {};
@@ -221,8 +222,8 @@ std::vector<double> Robust::weigh(const std::vector<Held>& held, int64_t size, R
   return shares;
 }
 
-Combining Robust::how(int64_t count) const {
-  return rule_->combining == nullptr ? Combining{} : rule_->combining(setting_, count);
+CombineSetting RobustCombiner::how(int64_t count) const {
+  return rule_->combining == nullptr ? CombineSetting{} : rule_->combining(setting_, count);
 }
 
 }  // namespace fastagg::engine

@@ -23,21 +23,22 @@ struct RobustRule {
   const char* name;
   std::vector<std::string> settings;               // names of those that it has
   int64_t (*least)(const RobustSetting& setting);  // how many updates it needs
-  Combining (*combining)(const RobustSetting& setting, int64_t count);
-  std::vector<double> (*shares)(const RobustSetting& setting, const std::vector<Held>& held, int64_t size,
+  CombineSetting (*combining)(const RobustSetting& setting, int64_t count);
+  std::vector<double> (*shares)(const RobustSetting& setting, const std::vector<WeightedUpdate>& held, int64_t size,
                                 Runner& runner);
 };
 const std::vector<RobustRule>& robust_rules();
 
-class Robust : public Combine {
+class RobustCombiner : public Combiner {
  public:
   // Throws Refusal, kSetting: there is no such rule.
-  Robust(const std::string& rule, const RobustSetting& setting);
+  RobustCombiner(const std::string& rule, const RobustSetting& setting);
   // Throws Refusal, kSetting: there are too few updates, or too many.
   void check(int64_t count) const;
   // Throws as `check`.
-  std::vector<double> weigh(const std::vector<Held>& held, int64_t size, Runner& runner, float* weights) const override;
-  Combining how(int64_t count) const override;
+  std::vector<double> weigh(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner,
+                            float* weights) const override;
+  CombineSetting how(int64_t count) const override;
 
  private:
   const RobustRule* rule_;
@@ -46,6 +47,6 @@ class Robust : public Combine {
 
 // [count, count]: the squared distances of all updates; where two are so near that their difference is lost in their
 // products, it is added up itself. On the diagonal is the square of the update's own norm.
-std::vector<double> squared_distances(const std::vector<Held>& held, int64_t size, Runner& runner);
+std::vector<double> squared_distances(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner);
 
 }  // namespace fastagg::engine

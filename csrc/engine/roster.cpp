@@ -11,8 +11,8 @@ constexpr size_t kManyPlaces = 4096, kFewUsed = 8;
 }  // namespace
 
 int64_t Roster::place_for(const ClientId& id) {
-  const int64_t found = clients.find(id);
-  if (found >= 0) return found;
+  const int64_t known = clients.find(id);
+  if (known >= 0) return known;
   const auto places = static_cast<size_t>(tasks.places());
   tasks.reserve_place();
   if (!steps_.empty() && steps_.capacity() == places) steps_.reserve(2 * places + 16);
@@ -24,18 +24,18 @@ int64_t Roster::place_for(const ClientId& id) {
 }
 
 std::vector<int64_t> Roster::owed(int64_t place) const {
-  std::vector<int64_t> found;
-  tasks.each(place, [&](const OpenTask& one) { found.push_back(one.version); });
-  return found;
+  std::vector<int64_t> versions;
+  tasks.each(place, [&](const OpenTask& task) { versions.push_back(task.version); });
+  return versions;
 }
 
 void Roster::check_alone(const ClientId& id, int64_t version) const {
   const int64_t place = clients.find(id);
   if (place < 0) return;
-  for (const int64_t one : owed(place))
-    if (one != version)
+  for (const int64_t owed_version : owed(place))
+    if (owed_version != version)
       throw Refusal(Why::kTooSoon, "client " + shown(id) + " has not answered its task of version " +
-                                       std::to_string(one) +
+                                       std::to_string(owed_version) +
                                        ", and a private server waits for that; or call "
                                        "server.forget(" +
                                        shown(id) + ")");
@@ -47,7 +47,7 @@ int32_t Roster::local_steps(const ClientId& id, int32_t usual) const {
   return own > 0 ? own : usual;
 }
 
-void Roster::remove(int64_t place, std::deque<Leases::Due>& due) noexcept {
+void Roster::remove(int64_t place, std::deque<Leases::SentTask>& due) noexcept {
   tasks.drop(place);
   tell_next(place, 0);
   --known;
@@ -57,7 +57,7 @@ void Roster::remove(int64_t place, std::deque<Leases::Due>& due) noexcept {
 }
 
 // Gives the memory of many forgotten clients back: the others get new places.
-void Roster::shrink(std::deque<Leases::Due>& due) noexcept {
+void Roster::shrink(std::deque<Leases::SentTask>& due) noexcept {
   const auto places = static_cast<size_t>(tasks.places());
   if (places < kManyPlaces || static_cast<size_t>(known) * kFewUsed > places) return;
   try {
@@ -71,9 +71,9 @@ void Roster::shrink(std::deque<Leases::Due>& due) noexcept {
       records.push_back(tasks.record(at));
       if (!steps_.empty()) steps.push_back(steps_[place]);
     }
-    for (Leases::Due& one : due) {
-      one.place = is_there(one) ? moved[static_cast<size_t>(one.place)] : -1;
-      if (one.place >= 0) one.token = all.token(one.place);
+    for (Leases::SentTask& due_task : due) {
+      due_task.place = is_there(due_task) ? moved[static_cast<size_t>(due_task.place)] : -1;
+      if (due_task.place >= 0) due_task.token = all.token(due_task.place);
     }
     tasks.swap_places(records);
     steps_.swap(steps);

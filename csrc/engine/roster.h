@@ -25,8 +25,8 @@ class Roster {
   // Throws Refusal, kTooSoon: it has an open task of another version, whose answer may come at any time.
   void check_alone(const ClientId& id, int64_t version) const;
   // Whether the client of that task still has its place. A place without a client has no token, so it is asked first.
-  bool is_there(const Leases::Due& one) const {
-    return one.place >= 0 && tasks.is_known(one.place) && clients.token(one.place) == one.token;
+  bool is_there(const Leases::SentTask& due_task) const {
+    return due_task.place >= 0 && tasks.is_known(due_task.place) && clients.token(due_task.place) == due_task.token;
   }
 
   // The local steps that `id` is told to take with its next task: its own number if one was set, otherwise `usual`.
@@ -41,13 +41,13 @@ class Roster {
   }
 
   // Removes a client, which has no open task. Others may get new places, also in `due`.
-  void remove(int64_t place, std::deque<Leases::Due>& due) noexcept;
+  void remove(int64_t place, std::deque<Leases::SentTask>& due) noexcept;
   size_t nbytes() const {
     return tasks.nbytes() + steps_.size() * sizeof(int32_t) + static_cast<size_t>(clients.nbytes());
   }
 
  private:
-  void shrink(std::deque<Leases::Due>& due) noexcept;
+  void shrink(std::deque<Leases::SentTask>& due) noexcept;
 
   std::vector<int32_t> steps_;  // by place; empty if no client was told any
 };

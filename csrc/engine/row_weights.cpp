@@ -94,16 +94,16 @@ void RowWeights::fields_of_totals(Archive& archive, bool resums) {
   if (!archive.loads) return;
   check_bound(row_bound);
   check_bound(peak_);
-  int64_t found = 0;
+  int64_t count = 0;
   for (size_t i = 0; i < shares.size(); ++i) {
     if (!(shares[i] >= 0.0f && shares[i] <= 1e30f) || (weights[i] != 0.0f && weights[i] != shares[i]))
       throw std::invalid_argument("a row's weight");
     total_.add(weights[i]);
-    found += shares[i] > 0.0f;
+    count += shares[i] > 0.0f;
   }
   if (!(heaviest_total_ >= 0.0 && heaviest_before_ >= 0.0 && lightest_ >= 0.0 && heaviest_ >= 0.0))
     throw std::invalid_argument("a bound out of range");
-  if (found != heard || arrivals < found) throw std::invalid_argument("the number of clients heard");
+  if (count != heard || arrivals < count) throw std::invalid_argument("the number of clients heard");
 }
 
 // -- ages
@@ -153,26 +153,27 @@ void Freshness::plan_terms(int64_t client, int64_t oldest) {
   terms.erase(std::unique(terms.begin(), terms.end()), terms.end());
 }
 
-bool Freshness::plan(const Contribution& given) {
+bool Freshness::plan(const Contribution& contribution) {
   of_.next.terms.clear();
-  const int64_t oldest = given.now - max_delay_;
+  const int64_t oldest = contribution.now - max_delay_;
   expired_next_ = begins() ? std::max(expired_, oldest) : expired_;
-  if (!by_dispatch_ && given.start >= expired_next_) {  // nobody would look at an older version again
-    std::vector<int64_t>& due = due_[given.start];
+  if (!by_dispatch_ && contribution.start >= expired_next_) {  // nobody would look at an older version again
+    std::vector<int64_t>& due = due_[contribution.start];
     if (due.size() == due.capacity()) due.reserve(2 * due.size() + 4);
   }
   if (!begins()) return true;
-  plan_terms(given.client, oldest);
-  return (by_dispatch_ ? begun_[static_cast<size_t>(given.client)] : given.start) >= oldest;
+  plan_terms(contribution.client, oldest);
+  return (by_dispatch_ ? begun_[static_cast<size_t>(contribution.client)] : contribution.start) >= oldest;
 }
 
-void Freshness::commit(const Contribution& given) noexcept {
+void Freshness::commit(const Contribution& contribution) noexcept {
   for (int64_t version = expired_; version < expired_next_; ++version) due_.erase(version);
   expired_ = expired_next_;
   if (begins()) back_.clear();
   if (by_dispatch_) return;
-  begun_[static_cast<size_t>(given.client)] = given.start;
-  if (of_.next.entering > 0.0f && given.start >= expired_) due_[given.start].push_back(given.client);
+  begun_[static_cast<size_t>(contribution.client)] = contribution.start;
+  if (of_.next.entering > 0.0f && contribution.start >= expired_)
+    due_[contribution.start].push_back(contribution.client);
 }
 
 void Freshness::fields(Archive& archive) {

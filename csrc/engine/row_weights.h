@@ -24,7 +24,7 @@ class RowWeights {
   using Terms = std::vector<std::pair<int64_t, float>>;
 
   // With the next update.
-  struct Next {
+  struct PlannedWeights {
     int64_t client = 0, heard = 0;
     float share = 0.0f, entering = 0.0f, leaving = 0.0f;
     Terms terms;  // of the rows of other clients
@@ -32,7 +32,7 @@ class RowWeights {
     double total = 0.0, heaviest_total = 0.0;
     double row_bound = 0.0, peak = 0.0;
   };
-  Next next;
+  PlannedWeights next;
   // `enters`: the client's row is not too old for the sum.
   void plan(int64_t client, double share, bool enters);
   // A bound of the mean's elements, with these of rows and of the sum. `direct`: the sum is always added up anew.
@@ -67,8 +67,8 @@ class Freshness {
   void before_sending(int64_t version);
   void sent(int64_t client, int64_t version) noexcept;
   // Who leaves and who returns with this update: `next.terms`. False: its own row is too old to enter.
-  bool plan(const Contribution& given);
-  void commit(const Contribution& given) noexcept;
+  bool plan(const Contribution& contribution);
+  void commit(const Contribution& contribution) noexcept;
   void fields(Archive& archive);
   int64_t nbytes() const { return static_cast<int64_t>(begun_.size() * sizeof(int64_t)); }
 

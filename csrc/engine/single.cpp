@@ -4,26 +4,26 @@
 
 namespace fastagg::engine {
 
-Outcome Single::plan(const Contributions& given, bool, ReadMode) {
-  const Contribution& one = given.front();
-  update_ = one.update;
+Outcome SingleDirection::plan(const Contributions& contributions, bool, ReadMode) {
+  const Contribution& contribution = contributions.front();
+  update_ = contribution.update;
   direction_ = {};
-  direction_.gain = one.gain * is.sign;
-  direction_.weight = weight_ = one.weight * scale(one);
-  bound_ = std::abs(weight_) * one.norm;
+  direction_.gain = contribution.gain * is.sign;
+  direction_.weight = weight_ = contribution.weight * scale(contribution);
+  bound_ = std::abs(weight_) * contribution.norm;
   if (is.blends) {
     direction_.kind = kBlend;
-    direction_.base = one.base;
+    direction_.base = contribution.base;
   }
-  versions_.assign(1, one.start);
+  versions_.assign(1, contribution.start);
   return Outcome::kStep;
 }
 
-double Single::bound() const { return is.blends ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
+double SingleDirection::bound() const { return is.blends ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
 
 // A value between two versions is not larger than both. Where samples count, a client with many must not take the model
 // beyond its own.
-double Single::growth(double lr) const {
+double SingleDirection::growth(double lr) const {
   if (is.blends && is.divisor > 0.0 && lr * weight_ > 1.0 + 1e-9)
     throw Refusal(Why::kSetting,
                   "normalize: this answer's mixing weight would be " + std::to_string(lr * weight_) +
@@ -33,6 +33,6 @@ double Single::growth(double lr) const {
   return std::abs(lr) * (between ? bound_ : bound());
 }
 
-void Single::run(Runner& runner, const Optimizer& optimizer) { runner.step(*update_, direction_, optimizer); }
+void SingleDirection::run(Runner& runner, const Optimizer& optimizer) { runner.step(*update_, direction_, optimizer); }
 
 }  // namespace fastagg::engine

@@ -5,16 +5,16 @@
 
 namespace fastagg::engine {
 
-class Single : public DirectionState {
+class SingleDirection : public DirectionState {
  public:
   // `divisor`: a step is scaled by what its update counts for, divided by this. 0: it is not.
-  Single(double sign, bool blend, double divisor) : DirectionState(blend ? 1.0 : sign) {
+  SingleDirection(double sign, bool blend, double divisor) : DirectionState(blend ? 1.0 : sign) {
     is.immediate = is.reads_once = true;
     is.blends = blend;
     is.divisor = divisor;
   }
-  Outcome plan(const Contributions& given, bool closes, ReadMode mode) override;
-  void measured(const Contributions& given) override { plan(given, true, ReadMode::kReadOnce); }
+  Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
+  void measured(const Contributions& contributions) override { plan(contributions, true, ReadMode::kReadOnce); }
   void run(Runner& runner, const Optimizer& optimizer) override;
   void commit() noexcept override {}
   double bound() const override;

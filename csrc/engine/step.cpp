@@ -17,7 +17,7 @@ constexpr int64_t kWorthReadingOnce = int64_t{1} << 13;
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 // Whether the outcome is the one that the log tells.
-void check_outcome(const log::Decided* was, const Receipt& now, bool answers) {
+void check_outcome(const log::RecordedOutcome* was, const Receipt& now, bool answers) {
   if (was == nullptr || std::isnan(now.norm)) return;
   if (answers && !same(was->norm, now.norm))
     throw Refusal(Why::kDamaged, "its numbers are not those that were counted: their norm was " +
@@ -40,7 +40,7 @@ double rate_of(const Core& of) {
 
 }  // namespace
 
-Stages::Stages(Core& core) : core_(core), order_(core.place), given_(core.scratch.given) {
+Stages::Stages(Core& core) : core_(core), order_(core.place), pending_(core.scratch.pending) {
   core_.records.check();
   step_.bounds = {core_.model.bound, core_.optimizer.bounds};
 }
@@ -59,8 +59,8 @@ bool Transaction::execute() {
   return true;
 }
 
-Given& Stages::add(Answer& answer) {
-  Given& pending = given_.emplace_back();
+PendingAnswer& Stages::add(Answer& answer) {
+  PendingAnswer& pending = pending_.emplace_back();
   pending.answer = pending.brings.answer = &answer;
   if (store::is_encoded(answer.update)) answer.is_private = true;
   return pending;
@@ -91,8 +91,8 @@ bool AnswerTransaction::plan() {
 // Calls the planned kernel, and checks what it has read before anything counts.
 bool AnswerTransaction::read() {
   if (!reads_once_) return true;
-  Scratch& scratch = core_.scratch;
-  ReadsOnce reader;
+  TransactionScratch& scratch = core_.scratch;
+  SinglePassRunner reader;
   core_.direction->run(reader, step_.kernel);
   step_.has_run = true;
   if (!std::isfinite(reader.squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
@@ -111,7 +111,7 @@ void AnswerTransaction::decide() {
 void AnswerTransaction::check() {
   find_task(add(answer_));
   core_.inspector->look_at(answer_);
-  given_.clear();
+  pending_.clear();
 }
 
 // Whether the step's kernel may be the one that reads the sender's memory. It then reads it once, and the norm is known
@@ -122,7 +122,7 @@ bool AnswerTransaction::may_read_once() const {
   const Settings& settings = core_.settings;
   const DirectionState& direction = *core_.direction;
   const bool steps = direction.would_step(answer_.count);
-  return settings.size >= kWorthReadingOnce && direction.is.reads_once && given_.front().counts &&
+  return settings.size >= kWorthReadingOnce && direction.is.reads_once && pending_.front().counts &&
          (steps || !cpu::adds_in_place(settings.size)) && !answer_.is_private && !answer_.base &&
          (answer_.kind == Answer::kUpdate || answer_.kind == Answer::kSum) && !core_.place.device && !core_.records &&
          core_.clip_norm() == 0.0 && !core_.prepares(answer_) && !core_.steps_in_python() &&
@@ -156,25 +156,26 @@ size_t BatchTransaction::capacity(const Core& core, const Answer* answers, size_
 
 bool BatchTransaction::find() {
   for (size_t i = 0; i < count_; ++i) {
-    Given& pending = add(answers_[i]);
+    PendingAnswer& pending = add(answers_[i]);
     try {
       find_task(pending);
       check_participants(answers_[i]);
       compare_form(pending);
       if (!pending.counts) throw Refusal(Why::kSetting, "dropped");
     } catch (const Refusal&) {  // it comes again as the first answer, by itself
-      given_.pop_back();
+      pending_.pop_back();
       break;
     }
     // The pass finds larger elements of models; of updates it finds the norm.
     if (has_models()) pending.brings.norm = kLargestElement;
     pending.brings.base = answers_[i].base.data;
   }
-  return !given_.empty();
+  return !pending_.empty();
 }
 
 bool BatchTransaction::plan() {
-  const bool still = std::all_of(answers_, answers_ + given_.size(), [](const Answer& answer) { return answer.still; });
+  const bool still =
+      std::all_of(answers_, answers_ + pending_.size(), [](const Answer& answer) { return answer.still; });
   try {
     plan_direction(false, !has_models() ? ReadMode::kUpdates : still ? ReadMode::kStillModels : ReadMode::kModels);
   } catch (const Refusal&) {  // whose fault it is turns out one by one; bounds of models assume the largest elements
@@ -184,13 +185,13 @@ bool BatchTransaction::plan() {
 }
 
 bool BatchTransaction::read() {
-  std::vector<double> squares(has_models() ? 0 : given_.size());
+  std::vector<double> squares(has_models() ? 0 : pending_.size());
   Contributions& contributions = core_.scratch.contributions;
   try {
     fit_ = core_.direction->is.sums->fold(has_models() ? nullptr : &squares);
-    if (fit_ < given_.size()) return false;
-    for (size_t i = 0; i < given_.size(); ++i)
-      given_[i].norm = has_models() ? std::nan("") : contributions[i].norm = std::sqrt(squares[i]);
+    if (fit_ < pending_.size()) return false;
+    for (size_t i = 0; i < pending_.size(); ++i)
+      pending_[i].norm = has_models() ? std::nan("") : contributions[i].norm = std::sqrt(squares[i]);
     if (!has_models()) core_.direction->measured(contributions), check_bounds();
   } catch (const Refusal&) {
     fit_ = 0;
@@ -200,8 +201,8 @@ bool BatchTransaction::read() {
 }
 
 void BatchTransaction::decide() {
-  for (Given& pending : given_)
-    write_receipt(pending, step_.outcome != Outcome::kKept && &pending == &given_.back(), pending.norm);
+  for (PendingAnswer& pending : pending_)
+    write_receipt(pending, step_.outcome != Outcome::kKept && &pending == &pending_.back(), pending.norm);
 }
 
 // -- the end of a round
@@ -227,11 +228,11 @@ void RoundEndTransaction::decide() {
 
 // What the answers make, and all that the step needs; nothing of it is visible yet.
 void Stages::plan_direction(bool closes, ReadMode mode) {
-  Scratch& scratch = core_.scratch;
+  TransactionScratch& scratch = core_.scratch;
   scratch.contributions.clear();
-  for (Given& one : given_) {
-    scratch.contributions.push_back(one.brings);
-    scratch.contributions.back().update = &one.answer->update;
+  for (PendingAnswer& pending : pending_) {
+    scratch.contributions.push_back(pending.brings);
+    scratch.contributions.back().update = &pending.answer->update;
   }
   if (Privacy* const privacy = core_.direction->is.privacy) {
     const int64_t makes = core_.ledger.now + 1;
@@ -256,7 +257,7 @@ void Stages::plan_step(ReadMode mode) {
     step_.kernel.hyper.lr = 1.0f;
     return;
   }
-  step_.finishes = !given_.empty() && given_.front().findings.finishes;
+  step_.finishes = !pending_.empty() && pending_.front().findings.finishes;
   if (step_.finishes) step_.moments = core_.optimizer.copy();
   const store::Vector& x = core_.model.current;
   const Sums* const sums = core_.direction->is.sums;
@@ -306,43 +307,44 @@ void Stages::check_bounds() {
 bool Stages::applied() const { return steps() && (step_.lr != 0.0 || core_.optimizer.settings.lr == 0.0); }
 
 // Writes an answer's receipt, and the outcome into its record. `ends`: it is the one that makes a version.
-void Stages::write_receipt(Given& given, bool ends, double norm) {
+void Stages::write_receipt(PendingAnswer& pending, bool ends, double norm) {
   const DirectionState& direction = *core_.direction;
-  place_participants(given);
-  Receipt& receipt = given.answer->receipt;
-  const double weight = given.counts ? given.findings.reported_weight.value_or(given.brings.weight) : 0.0;
+  place_participants(pending);
+  Receipt& receipt = pending.answer->receipt;
+  const double weight = pending.counts ? pending.findings.reported_weight.value_or(pending.brings.weight) : 0.0;
   receipt = {};
   receipt.applied = ends && applied();
   receipt.version = core_.ledger.now + ends;
-  receipt.delay = core_.ledger.now - given.task.version;
-  receipt.task = given.task.id;
+  receipt.delay = core_.ledger.now - pending.task.version;
+  receipt.task = pending.task.id;
   if (ends && steps())
-    receipt.step_size = direction.is.immediate ? step_.lr * weight * direction.scale(given.brings) : step_.lr;
+    receipt.step_size = direction.is.immediate ? step_.lr * weight * direction.scale(pending.brings) : step_.lr;
   receipt.norm = norm;
   receipt.weight = weight;
-  core_.records.decide(given);
+  core_.records.decide(pending);
 }
 
 // The last that may fail: statistics, and a row that a checkpoint has not written yet.
 void Transaction::conclude() {
-  const bool counts = given_.empty() || given_.front().counts;
+  const bool counts = pending_.empty() || pending_.front().counts;
   if (counts && core_.extension && core_.extension->asks.statistics) {
     std::vector<Statistics>& all = core_.scratch.statistics;
     all.clear();
-    const auto add = [&](const Contribution& one) {
-      all.push_back({one.answer->reported.get(), one.answer->extra.get(), one.share, one.moves});
+    const auto add = [&](const Contribution& contribution) {
+      all.push_back({contribution.answer->reported.get(), contribution.answer->extra.get(), contribution.share,
+                     contribution.moves});
     };
     if (step_.planned) {
-      for (const Contribution& one : core_.direction->counted(core_.scratch.contributions)) add(one);
+      for (const Contribution& contribution : core_.direction->counted(core_.scratch.contributions)) add(contribution);
     } else {
-      add(given_.front().brings);
+      add(pending_.front().brings);
     }
     const char* const name = applied() ? "step" : step_.outcome != Outcome::kKept ? "drop" : "keep";
     const Sums* const sums = core_.direction->is.sums;
     step_.statistics = core_.extension->statistics(all, sums ? sums->shares : std::vector<double>{}, name);
   }
-  if (const RowKeeper* const rows = core_.direction->is.rows; rows && core_.cut && step_.planned && !given_.empty())
-    core_.cut->before(rows->writes(given_.front().brings.client));
+  if (const RowKeeper* const rows = core_.direction->is.rows; rows && core_.cut && step_.planned && !pending_.empty())
+    core_.cut->before(rows->writes(pending_.front().brings.client));
 }
 
 // -- run and commit
@@ -357,7 +359,7 @@ void Transaction::run() {
     if (device == nullptr) return;
     // What only this step may be the last to hold.
     device->hold(core_.model.current.owner);
-    for (const Given& one : given_) device->hold(one.base.owner);
+    for (const PendingAnswer& pending : pending_) device->hold(pending.base.owner);
     device->launch();
   } catch (...) {
     core_.direction->cancel();
@@ -368,18 +370,19 @@ void Transaction::run() {
 // The part of a step that is the extension's. It works on a vector that nobody else holds, so it may fail.
 void Transaction::finish() {
   if (core_.steps_in_python()) {
-    Extension::Stepped found = core_.extension->step(step_.next, core_.model.current, step_.lr, core_.ledger.steps + 1);
-    step_.next = std::move(found.model);
-    step_.change = std::move(found.change);
+    Extension::StepResult stepped =
+        core_.extension->step(step_.next, core_.model.current, step_.lr, core_.ledger.steps + 1);
+    step_.next = std::move(stepped.model);
+    step_.change = std::move(stepped.change);
   }
-  if (given_.empty()) return;
-  const Findings& findings = given_.front().findings;
+  if (pending_.empty()) return;
+  const Findings& findings = pending_.front().findings;
   if (findings.finishes) findings.change->finish(step_.next, core_.settings.size);
 }
 
 // What was there before is let go with this object, because that may run Python's finalizers.
 void Transaction::commit() noexcept {
-  for (const Given& pending : given_)
+  for (const PendingAnswer& pending : pending_)
     for (const int64_t place : pending.participants)
       if (pending.counts) core_.ledger.participation.count(place, core_.ledger.steps, core_.ledger.now);
   if (step_.planned) {
@@ -404,14 +407,16 @@ void Transaction::commit() noexcept {
     step_.statistics->commit();
     if (step_.statistics->state) std::swap(core_.model.state, step_.statistics->state);
   }
-  for (Given& one : given_) {
-    if (one.is_misformed) ++core_.misformed, core_.last_misformed = one.answer;
-    if (one.findings.change) one.findings.change->commit();
-    if (one.findings.next_steps > 0) core_.ledger.roster.tell_next(one.task.client, one.findings.next_steps);
-    const Answer& answer = *one.answer;
+  for (PendingAnswer& pending_answer : pending_) {
+    if (pending_answer.is_misformed) ++core_.misformed, core_.last_misformed = pending_answer.answer;
+    if (pending_answer.findings.change) pending_answer.findings.change->commit();
+    if (pending_answer.findings.next_steps > 0)
+      core_.ledger.roster.tell_next(pending_answer.task.client, pending_answer.findings.next_steps);
+    const Answer& answer = *pending_answer.answer;
     if (answer.offset >= 0) core_.ledger.offset = answer.offset;
-    core_.ledger.close(one.task.client, one.task.version, Ids::pack(answer.receipt.version, answer.receipt.applied));
-    core_.records.add(std::move(one.record));
+    core_.ledger.close(pending_answer.task.client, pending_answer.task.version,
+                       Ids::pack(answer.receipt.version, answer.receipt.applied));
+    core_.records.add(std::move(pending_answer.record));
   }
   core_.records.add(std::move(step_.record));
 }

@@ -15,66 +15,68 @@ constexpr int64_t kMostBytes = 16;  // a parameter
 }  // namespace
 
 // What is only possible while all is in the sum.
-void Summed::tell_traits() noexcept {
+void SummedBuffer::tell_traits() noexcept {
   is.reads_once = waiting_.empty();
   folds = is.reads_once && setting_.capacity != 1;
 }
 
 // Whether an update that only has to be added up may wait as it came.
-bool Summed::may_wait(const Contribution& one) const {
-  if (one.total >= 0.0 || !store::is_encoded(*one.update) || waiting_.size() >= kMostWaiting) return false;
-  return nbytes_of(waiting_) + store::encoded_in(*one.update)->nbytes <= kMostBytes * setting_.size;
+bool SummedBuffer::may_wait(const Contribution& contribution) const {
+  if (contribution.total >= 0.0 || !store::is_encoded(*contribution.update) || waiting_.size() >= kMostWaiting)
+    return false;
+  return nbytes_of(waiting_) + store::encoded_in(*contribution.update)->nbytes <= kMostBytes * setting_.size;
 }
 
 // What becomes of updates that wait as they came, and whether this one joins them: all but those of a step are added to
 // the sum when one comes that does not wait. And where sums are made.
-void Summed::plan_sum(ReadMode mode) {
+void SummedBuffer::plan_sum(ReadMode mode) {
   const bool moves = outcome_ == Outcome::kStep, models = mode >= ReadMode::kUpdates;
-  waits_ = outcome_ == Outcome::kKept && given_.size() == 1 && may_wait(given_.front());
+  waits_ = outcome_ == Outcome::kKept && contributions_.size() == 1 && may_wait(contributions_.front());
   terms_.clear(), models_.clear();
   if (waits_) return waiting_.reserve(waiting_.size() + 1);
   if (!waiting_.empty() && outcome_ != Outcome::kIdle) {
-    for (const HeldUpdate& one : waiting_) terms_.push_back({&one.update, one.by});
-    for (const Contribution& one : given_) terms_.push_back({one.update, factor(one)});
+    for (const HeldUpdate& held : waiting_) terms_.push_back({&held.update, held.by});
+    for (const Contribution& contribution : contributions_)
+      terms_.push_back({contribution.update, factor(contribution)});
   }
-  const bool one_alone = moves && fresh() && given_.size() == 1 && !models;
+  const bool one_alone = moves && fresh() && contributions_.size() == 1 && !models;
   if (!one_alone && !sum.acc) sum.acc = memory_->vector(setting_.size);
   // In place, the memory of a second sum is saved, and each model is read twice.
   in_place_ = mode == ReadMode::kStillModels && !round.versions.empty() && !moves;
   // What may still fail needs the old sum.
   const bool may_fail = models  ? !in_place_ && !round.versions.empty()
-                        : moves ? given_.empty() && !terms_.empty()
+                        : moves ? contributions_.empty() && !terms_.empty()
                                 : mode == ReadMode::kReadOnce && !round.versions.empty();
   if (may_fail) sum.beside = memory_->vector(setting_.size);
-  if (moves && (models || given_.empty())) sum.along.add(sum.into().data, setting_.size, kFloat32);
+  if (moves && (models || contributions_.empty())) sum.along.add(sum.into().data, setting_.size, kFloat32);
   if (!models) return;
-  for (const Contribution& one : given_)
-    models_.push_back({*one.update, one.base, factor(one), one.answer->base.dtype});
+  for (const Contribution& contribution : contributions_)
+    models_.push_back({*contribution.update, contribution.base, factor(contribution), contribution.answer->base.dtype});
   largest_ = std::vector<std::atomic<int32_t>>(models_.size());
 }
 
-void Summed::run(Runner& runner, const Optimizer& optimizer) {
+void SummedBuffer::run(Runner& runner, const Optimizer& optimizer) {
   const bool steps = outcome_ == Outcome::kStep;
   if (waits_ || (outcome_ == Outcome::kIdle && !waiting_.empty())) return;
   bool none = round.versions.empty();  // is in the sum
   if (in_place_) cpu::fold(models_, sum.acc.data, sum.acc.data, largest_);
-  if (!terms_.empty() && (!steps || given_.empty())) {
+  if (!terms_.empty() && (!steps || contributions_.empty())) {
     cpu::add_held(terms_, fresh() ? nullptr : sum.acc.data, sum.into().data);
   } else if (!terms_.empty()) {
     terms_.pop_back();  // the step's kernel reads it
-    return run_last(runner, *given_.back().update, false, optimizer);
-  } else if (models_.empty() && !given_.empty()) {
-    for (size_t i = 0; i + (steps ? 1 : 0) < given_.size(); ++i, none = false)
-      runner.accumulate(*given_[i].update, none ? nullptr : sum.acc.data,
-                        given_[i].gain * is.sign * weight_of(given_[i]), sum.into().data);
-    if (steps) return run_last(runner, *given_.back().update, none, optimizer);
+    return run_last(runner, *contributions_.back().update, false, optimizer);
+  } else if (models_.empty() && !contributions_.empty()) {
+    for (size_t i = 0; i + (steps ? 1 : 0) < contributions_.size(); ++i, none = false)
+      runner.accumulate(*contributions_[i].update, none ? nullptr : sum.acc.data,
+                        contributions_[i].gain * is.sign * weight_of(contributions_[i]), sum.into().data);
+    if (steps) return run_last(runner, *contributions_.back().update, none, optimizer);
   }
   if (steps) step_along(runner, 1.0, optimizer);
 }
 
 // A step along the sum and one more update. `none`: the sum is still empty.
-void Summed::run_last(Runner& runner, const Update& update, bool none, const Optimizer& optimizer) {
-  const Contribution& last = given_.back();
+void SummedBuffer::run_last(Runner& runner, const Update& update, bool none, const Optimizer& optimizer) {
+  const Contribution& last = contributions_.back();
   Direction direction;
   direction.gain = last.gain * is.sign;
   direction.weight = weight_of(last);
@@ -91,11 +93,11 @@ void Summed::run_last(Runner& runner, const Update& update, bool none, const Opt
 }
 
 // In place, this pass only checks them. The old sum is only read, so a model that is unfit leaves it as it was.
-size_t Summed::fold(std::vector<double>* squares) {
+size_t SummedBuffer::fold(std::vector<double>* squares) {
   const float* const acc = round.versions.empty() ? nullptr : sum.acc.data;
   if (squares != nullptr) {
     cpu::fold_once(models_, acc, sum.into().data, *squares);
-    const auto is_finite = [](double one) { return std::isfinite(one); };
+    const auto is_finite = [](double number) { return std::isfinite(number); };
     return static_cast<size_t>(std::find_if_not(squares->begin(), squares->end(), is_finite) - squares->begin());
   }
   cpu::fold(models_, acc, in_place_ ? nullptr : sum.into().data, largest_);
@@ -103,21 +105,21 @@ size_t Summed::fold(std::vector<double>* squares) {
   return static_cast<size_t>(std::find_if_not(largest_.begin(), largest_.end(), fit) - largest_.begin());
 }
 
-void Summed::commit() noexcept {
+void SummedBuffer::commit() noexcept {
   if (waits_) {
-    waiting_.push_back(taken(given_.front(), factor(given_.front())));
+    waiting_.push_back(taken(contributions_.front(), factor(contributions_.front())));
   } else {
     waiting_.clear();
   }
   tell_traits();
-  Buffered::commit();
+  BufferedDirection::commit();
 }
 
-bool Summed::sum_fields(Archive& archive) {
+bool SummedBuffer::sum_fields(Archive& archive) {
   held_fields(archive, waiting_, *memory_);
   if (archive.loads) {
     if (waiting_.size() > round.versions.size()) return false;
-    for (const HeldUpdate& one : waiting_) round.bound += bound_of(one, setting_.size);
+    for (const HeldUpdate& held : waiting_) round.bound += bound_of(held, setting_.size);
     tell_traits();
     if (!fresh() && !sum.acc) sum.acc = memory_->vector(setting_.size);
   }
@@ -128,12 +130,12 @@ bool Summed::sum_fields(Archive& archive) {
 }
 
 // On a device nothing waits that is to be added: what did is added here, before it goes there.
-void Summed::add_loaded() {
+void SummedBuffer::add_loaded() {
   const int64_t nbytes = setting_.size * static_cast<int64_t>(sizeof(float));
   const store::Vector here = store::new_vector(setting_.size);
   if (!fresh()) memory_->get(here.data, sum.acc.data, nbytes);
   terms_.clear();
-  for (const HeldUpdate& one : waiting_) terms_.push_back({&one.update, one.by});
+  for (const HeldUpdate& held : waiting_) terms_.push_back({&held.update, held.by});
   cpu::add_held(terms_, fresh() ? nullptr : here.data, here.data);
   if (!sum.acc) sum.acc = memory_->vector(setting_.size);
   memory_->put(sum.acc.data, here.data, nbytes);

@@ -30,13 +30,13 @@ namespace fastagg::engine {
 class Core;
 
 // An answer in a transaction, and what is known of it.
-struct Given {
+struct PendingAnswer {
   Answer* answer = nullptr;
-  Ledger::Found task{};
+  Ledger::TaskReference task{};
   Contribution brings;
   Findings findings;
   log::Operation operation;
-  log::Queued record;
+  log::RecordList record;
   store::Vector base;
   double norm = 0.0;
   std::vector<int64_t> participants;  // where its clients' participations are counted; none: they are not
@@ -57,12 +57,12 @@ struct Step {
   std::optional<OptimizerState> moments;  // a copy of the optimizer, if the real one must not change yet
   Bounds bounds;
   std::unique_ptr<Change> change, statistics;  // of the extension's
-  log::Queued record;                          // of the end of a round
+  log::RecordList record;                      // of the end of a round
 };
 
 // Memory that transactions use again.
-struct Scratch {
-  std::vector<Given> given;
+struct TransactionScratch {
+  std::vector<PendingAnswer> pending;
   Contributions contributions;
   std::vector<Statistics> statistics;
 };
@@ -76,24 +76,24 @@ class Stages {
  protected:
   // Refuses if the log could not acknowledge it.
   explicit Stages(Core& core);
-  ~Stages() { given_.clear(); }
+  ~Stages() { pending_.clear(); }
 
-  Given& add(Answer& answer);
-  void find_task(Given& given);
+  PendingAnswer& add(Answer& answer);
+  void find_task(PendingAnswer& pending);
   void check_participants(const Answer& answer) const;
-  void place_participants(Given& given);
-  void compare_form(Given& given);
-  void inspect_update(Given& given);
-  void ask_extension(Given& given);
+  void place_participants(PendingAnswer& pending);
+  void compare_form(PendingAnswer& pending);
+  void inspect_update(PendingAnswer& pending);
+  void ask_extension(PendingAnswer& pending);
   void plan_direction(bool closes, ReadMode mode);
   void check_bounds();
-  void write_receipt(Given& given, bool ends, double norm);
+  void write_receipt(PendingAnswer& pending, bool ends, double norm);
   bool steps() const { return step_.outcome == Outcome::kStep; }
   bool applied() const;
 
   Core& core_;
   const InOrder order_;
-  std::vector<Given>& given_;
+  std::vector<PendingAnswer>& pending_;
   Step step_;
 
  private:
@@ -138,7 +138,7 @@ class AnswerTransaction final : public Transaction {
   bool read() override;
   void decide() override;
   bool may_read_once() const;
-  Given& pending() { return given_.front(); }
+  PendingAnswer& pending() { return pending_.front(); }
 
   Answer& answer_;
   bool reads_once_ = false;
@@ -172,7 +172,7 @@ class BatchTransaction final : public Transaction {
 class RoundEndTransaction final : public Transaction {
  public:
   // `recorded`: in a recovery, the outcome that it must have.
-  RoundEndTransaction(Core& core, Receipt& receipt, const log::Decided* recorded = nullptr)
+  RoundEndTransaction(Core& core, Receipt& receipt, const log::RecordedOutcome* recorded = nullptr)
       : Transaction(core), receipt_(receipt), recorded_(recorded) {}
 
  private:
@@ -184,7 +184,7 @@ class RoundEndTransaction final : public Transaction {
   void decide() override;
 
   Receipt& receipt_;
-  const log::Decided* const recorded_;
+  const log::RecordedOutcome* const recorded_;
 };
 
 }  // namespace fastagg::engine

@@ -20,14 +20,14 @@ constexpr size_t kMostBuffers = 512;  // of one call; the system's limit is 1,02
   char text[200];
   const int number = errno;
   std::snprintf(text, sizeof text, "OSError: [Errno %d] %s", number, std::strerror(number));
-  throw DiskFailed(text, is_final);
+  throw DiskError(text, is_final);
 }
 
 template <typename Call>
 auto retried(Call call) {
   for (;;) {
-    const auto found = call();
-    if (found >= 0 || errno != EINTR) return found;
+    const auto result = call();
+    if (result >= 0 || errno != EINTR) return result;
   }
 }
 
@@ -42,10 +42,10 @@ int SystemDisk::open(const std::string& name) {
   const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   const int file = retried([&] { return openat(folder_, name.c_str(), flags, 0600); });
   if (file < 0) fail();
-  struct stat found{};
-  if (fstat(file, &found) != 0 || !S_ISREG(found.st_mode)) {
+  struct stat status{};
+  if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
     ::close(file);
-    throw DiskFailed((name + ": it is there, and no regular file").c_str(), false);
+    throw DiskError((name + ": it is there, and no regular file").c_str(), false);
   }
   return file;
 }
@@ -59,19 +59,19 @@ void SystemDisk::close(int file) noexcept {
 }
 
 uint64_t SystemDisk::size(int file) {
-  struct stat found{};
-  if (fstat(file, &found) != 0) fail();
-  return static_cast<uint64_t>(found.st_size);
+  struct stat status{};
+  if (fstat(file, &status) != 0) fail();
+  return static_cast<uint64_t>(status.st_size);
 }
 
 void SystemDisk::allocate(int file, uint64_t nbytes) {
 #if defined(__linux__)
-  struct stat found{};
-  if (fstat(file, &found) != 0) fail();
-  const off_t begin = found.st_blocks * 512 < found.st_size ? 0 : found.st_size;
+  struct stat status{};
+  if (fstat(file, &status) != 0) fail();
+  const off_t begin = status.st_blocks * 512 < status.st_size ? 0 : status.st_size;
   if (begin >= static_cast<off_t>(nbytes)) return;  // a full XFS refuses blocks that the file has already
   if (const int failed = posix_fallocate(file, begin, static_cast<off_t>(nbytes) - begin); failed != 0) {
-    [[maybe_unused]] const int done = ftruncate(file, found.st_size);  // otherwise it keeps what it got
+    [[maybe_unused]] const int done = ftruncate(file, status.st_size);  // otherwise it keeps what it got
     errno = failed;
     fail();
   }
@@ -133,9 +133,9 @@ void SystemDisk::sync(int file) {
   // After a failed sync the system may have dropped the data. A second sync could then falsely succeed, so the failure
   // is final.
   if (retried([&] { return store::sync_data(file); }) < 0) fail(true);
-  struct stat found{};
-  if (fstat(file, &found) == 0 && found.st_nlink == 0)
-    throw DiskFailed("the file was removed while it was written to", true);
+  struct stat status{};
+  if (fstat(file, &status) == 0 && status.st_nlink == 0)
+    throw DiskError("the file was removed while it was written to", true);
 }
 
 void SystemDisk::sync_folder() {

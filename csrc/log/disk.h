@@ -13,9 +13,9 @@ namespace fastagg::log {
 
 // `final`: what was written may be lost although the system said otherwise, or will say so. Nothing may be acknowledged
 // any more.
-class DiskFailed : public std::exception {
+class DiskError : public std::exception {
  public:
-  DiskFailed(const char* text, bool is_final) noexcept : final(is_final) {
+  DiskError(const char* text, bool is_final) noexcept : final(is_final) {
     std::snprintf(text_, sizeof text_, "%s", text);
   }
   const char* what() const noexcept override { return text_; }

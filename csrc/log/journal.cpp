@@ -49,7 +49,7 @@ std::string free_name(uint64_t number) { return name_of("free", number); }
 
 }  // namespace
 
-Journal::Journal(std::unique_ptr<Disk> disk, Start start)
+Journal::Journal(std::unique_ptr<Disk> disk, LogStart start)
     : durable(start.sequence),
       disk_(std::move(disk)),
       folder_(std::move(start.folder)),
@@ -72,7 +72,7 @@ Journal::Journal(std::unique_ptr<Disk> disk, Start start)
   if (place_ > 0) here_ = busy_.back().name;
 }
 
-std::shared_ptr<Journal> Journal::begin(std::unique_ptr<Disk> disk, Start start) {
+std::shared_ptr<Journal> Journal::begin(std::unique_ptr<Disk> disk, LogStart start) {
   auto journal = std::make_shared<Journal>(std::move(disk), std::move(start));
   std::thread([journal] { journal->work(); }).detach();  // `close` waits for the thread
   return journal;
@@ -92,8 +92,8 @@ bool Journal::ended() const {
 
 std::optional<Digest> Journal::digest(uint64_t sequence) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (const Root& one : {roots_[sequence % kRoots], mark_})
-    if (one.sequence == sequence) return one.digest;
+  for (const Root& root : {roots_[sequence % kRoots], mark_})
+    if (root.sequence == sequence) return root.digest;
   return std::nullopt;
 }
 
@@ -114,7 +114,7 @@ void Journal::check() {
     throw Refusal(Why::kBusy,
                   std::to_string(now) + " answers wait for the journal already (max_waiting): send this one later");
   if (!failed_ && pending <= most_pending_) return;
-  store::Blocking blocking;
+  store::BlockingWait blocking;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!failed_ && pending > most_pending_) {
     urgent_ = true;
@@ -131,13 +131,13 @@ void Journal::check() {
   throw Refusal(Why::kNotDurable, refusal());
 }
 
-Queued Journal::entry(uint8_t kind, size_t nbytes) {
-  Queued made;
+RecordList Journal::entry(uint8_t kind, size_t nbytes) {
+  RecordList made;
   if (nbytes <= kSmall) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto fits = [&](const Entry& one) { return one.capacity >= nbytes; };
-    const auto found = std::find_if(spare_.begin(), spare_.end(), fits);
-    if (found != spare_.end()) made.splice(made.end(), spare_, found);
+    const auto fits = [&](const Entry& queued) { return queued.capacity >= nbytes; };
+    const auto place = std::find_if(spare_.begin(), spare_.end(), fits);
+    if (place != spare_.end()) made.splice(made.end(), spare_, place);
   }
   Entry& entry = made.empty() ? made.emplace_back() : made.front();
   if (!entry.memory) {
@@ -155,7 +155,7 @@ Queued Journal::entry(uint8_t kind, size_t nbytes) {
   return made;
 }
 
-void Journal::push(Queued entry) noexcept {
+void Journal::push(RecordList entry) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   Entry& added = entry.front();
   added.sequence = ++last_;
@@ -169,17 +169,17 @@ void Journal::push(Queued entry) noexcept {
 
 void Journal::wait(uint64_t sequence) {
   if (durable >= sequence) return;
-  struct Counted {
+  struct JournalWaiter {
     Journal& journal;
     std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
-    ~Counted() {
+    ~JournalWaiter() {
       --journal.waiting;
       seconds_waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
     }
   };
   ++waiting;
-  const Counted counted{*this};
-  store::Blocking blocking;
+  const JournalWaiter counted{*this};
+  store::BlockingWait blocking;
   std::unique_lock<std::mutex> lock(mutex_);
   while (durable < sequence) {
     if (failed_) throw Refusal(Why::kNotDurable, refusal());
@@ -195,7 +195,7 @@ void Journal::wait(uint64_t sequence) {
 }
 
 void Journal::wait_written(uint64_t bytes) {
-  const store::Blocking blocking;
+  const store::BlockingWait blocking;
   std::unique_lock<std::mutex> lock(mutex_);
   done_.wait(lock, [&] { return nudged_ || closing_ || ended_ || written >= bytes; });
   nudged_ = false;
@@ -209,7 +209,7 @@ void Journal::nudge() noexcept {
 
 bool Journal::close(double seconds) {
   if (getpid() != process_) return false;  // the thread does not exist in a forked child
-  const store::Blocking blocking;
+  const store::BlockingWait blocking;
   std::unique_lock<std::mutex> lock(mutex_);
   closing_ = true;
   wake_.notify_one();
@@ -281,19 +281,19 @@ void Journal::work() noexcept {
     if (failed_ && !final_ && !closing_) wake_.wait_for(lock, kAgain);
     if (queue_.empty() || final_ || (closing_ && failed_)) break;
     urgent_ = false;
-    std::optional<DiskFailed> wrong;
+    std::optional<DiskError> wrong;
     try {
       group.clear();
       uint64_t size = 0;
       // records stay in the queue until they are on the disk
-      for (Entry& one : queue_) {
-        if (!group.empty() && size + one.nbytes() > kGroup) break;
-        group.push_back(&one);
-        size += one.nbytes();
+      for (Entry& entry : queue_) {
+        if (!group.empty() && size + entry.nbytes() > kGroup) break;
+        group.push_back(&entry);
+        size += entry.nbytes();
       }
       lock.unlock();
       write(group);
-    } catch (const DiskFailed& failed) {
+    } catch (const DiskError& failed) {
       wrong = failed;
     } catch (const std::exception& error) {  // no memory: it is tried again, too
       wrong.emplace(error.what(), false);
@@ -310,10 +310,10 @@ void Journal::work() noexcept {
         roots_[root.sequence % kRoots] = root;
         if (root.sequence == marked_) mark_ = root;
       }
-      for (Entry* const one : group) {
-        pending -= one->nbytes();
-        one->blob.reset();
-        if (spare_.size() < kSpares && one->capacity <= kSmall) {
+      for (Entry* const entry : group) {
+        pending -= entry->nbytes();
+        entry->blob.reset();
+        if (spare_.size() < kSpares && entry->capacity <= kSmall) {
           spare_.splice(spare_.begin(), queue_, queue_.begin());
         } else {
           queue_.pop_front();
@@ -339,7 +339,7 @@ void Journal::work() noexcept {
 // Each large record is one write of its own memory. The small ones between them are written together.
 void Journal::write(const std::vector<Entry*>& group) {
   uint64_t needed = kBlock;  // the head of a life
-  for (const Entry* one : group) needed += one->nbytes() + (one->nbytes() >= kLarge ? 2 * kBlock : 0);
+  for (const Entry* entry : group) needed += entry->nbytes() + (entry->nbytes() >= kLarge ? 2 * kBlock : 0);
   // behind the group there is room for the end of a life, and for the mark that says where the log goes on
   if (file_ < 0 && place_ > 0) open_segment();
   if (file_ < 0 || at_ + needed + 2 * kBlock > size_) next_segment(group.front()->sequence, needed + 3 * kBlock);
@@ -353,31 +353,32 @@ void Journal::write(const std::vector<Entry*>& group) {
     buffers.clear();
     begin = end;
   };
-  for (Entry* one : group) {
-    uint8_t* const head = one->body() - kRecordHead;
+  for (Entry* entry : group) {
+    uint8_t* const head = entry->body() - kRecordHead;
     RecordHead about{};
-    about.use = use_, about.sequence = one->sequence, about.synced = durable, about.length = one->length;
-    about.kind = one->kind, about.facts = static_cast<uint32_t>(std::min(one->facts, one->length));
+    about.use = use_, about.sequence = entry->sequence, about.synced = durable, about.length = entry->length;
+    about.kind = entry->kind, about.facts = static_cast<uint32_t>(std::min(entry->facts, entry->length));
     put_head(about, head);
     digest_next_ = chained(digest_next_, head);
-    if (one->counts || one->sequence == marked_ || one == group.back()) found_.push_back({one->sequence, digest_next_});
-    std::memset(one->body() + one->length, 0, gap_of(one->length));
-    if (one->nbytes() < kLarge) {
-      buffers.push_back({head, one->nbytes()});
-      end += one->nbytes();
+    if (entry->counts || entry->sequence == marked_ || entry == group.back())
+      found_.push_back({entry->sequence, digest_next_});
+    std::memset(entry->body() + entry->length, 0, gap_of(entry->length));
+    if (entry->nbytes() < kLarge) {
+      buffers.push_back({head, entry->nbytes()});
+      end += entry->nbytes();
       continue;
     }
     end = next_block(end);
     put();
-    const size_t whole = next_block(one->nbytes());
-    std::memset(head + one->nbytes(), 0, whole - one->nbytes());
+    const size_t whole = next_block(entry->nbytes());
+    std::memset(head + entry->nbytes(), 0, whole - entry->nbytes());
     disk_->write_block(file_, head, whole, begin);
     begin = end = begin + whole;
   }
   put();
   ++syncs;
   disk_->sync(file_);
-  for (const Entry* one : group) written += one->blob ? one->blob->nbytes : 0;
+  for (const Entry* entry : group) written += entry->blob ? entry->blob->nbytes : 0;
   ++groups;
   written += next_block(end) - at_;
   at_ = next_block(end);
@@ -444,7 +445,7 @@ void Journal::prepare(uint64_t first, uint64_t needed) {
     for (;; size = std::max(least, next_block(size / 2))) try {
         disk_->allocate(file, size);
         break;
-      } catch (const DiskFailed&) {  // a full disk may have room for less
+      } catch (const DiskError&) {  // a full disk may have room for less
         if (size == least) throw;
       }
     BlockHead head{};

@@ -62,14 +62,14 @@ struct Entry {
   std::shared_ptr<Blob> blob;
 };
 // One, or none: what is queued is not made there.
-using Queued = std::list<Entry>;
+using RecordList = std::list<Entry>;
 
 class Journal {
  public:
   enum class Mode { kNone, kStep, kArrival };  // for which answers the sender waits
 
   // Where the log goes on.
-  struct Start {
+  struct LogStart {
     std::string folder;          // for messages
     uint64_t folder_id = 0;      // its random number
     uint64_t sequence = 0;       // of the last record that is on the disk
@@ -77,25 +77,25 @@ class Journal {
     uint64_t number = 0;         // of the next segment
     uint64_t segment_bytes = 0;  // the largest size of a segment
     uint64_t pending_bytes = 0;  // so many may be in the queue before others wait
-    struct Busy {                // a segment that a recovery needs: its name and first record
+    struct NeededSegment {       // a segment that a recovery needs: its name and first record
       std::string name;
       uint64_t first;
     };
-    std::vector<Busy> busy;               // in order
+    std::vector<NeededSegment> busy;      // in order
     std::vector<std::string> free;        // files that wait to be used again, by names that say so
     uint64_t place = 0, number_here = 0;  // in the last busy segment, where the log goes on; 0: in a new one
   };
-  Journal(std::unique_ptr<Disk> disk, Start start);
+  Journal(std::unique_ptr<Disk> disk, LogStart start);
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
-  static std::shared_ptr<Journal> begin(std::unique_ptr<Disk> disk, Start start);
+  static std::shared_ptr<Journal> begin(std::unique_ptr<Disk> disk, LogStart start);
 
   // Writers hold the server's lock. So records are in the order of events.
   // Throws Refusal: kNotDurable or kBusy. Waits if too many bytes are queued.
   void check();
   uint64_t next() const { return last_ + 1; }
-  Queued entry(uint8_t kind, size_t nbytes);  // with room for a body of so many bytes
-  void push(Queued entry) noexcept;           // gives the entry the number `next()`
+  RecordList entry(uint8_t kind, size_t nbytes);  // with room for a body of so many bytes
+  void push(RecordList entry) noexcept;           // gives the entry the number `next()`
   bool waits(bool applied) const { return mode == Mode::kArrival || (mode == Mode::kStep && applied); }
 
   void wait(uint64_t sequence);  // until the record is on the disk; throws Refusal, kNotDurable
@@ -151,7 +151,7 @@ class Journal {
   std::atomic<bool> failed_{false};
   bool final_ = false;  // the failure is permanent
   std::string failure_;
-  std::deque<Start::Busy> busy_;
+  std::deque<LogStart::NeededSegment> busy_;
   std::vector<std::string> free_;
   struct Root {
     uint64_t sequence;
@@ -168,7 +168,7 @@ class Journal {
   uint64_t use_ = 0, at_ = 0, size_ = 0;
   Digest digest_, digest_next_;  // of what is on the disk; and with the group that is being written
   std::vector<Root> found_;
-  struct Prepared {  // the next segment: its head is on the disk, and no mark names it yet
+  struct PreparedSegment {  // the next segment: its head is on the disk, and no mark names it yet
     int file = -1;
     std::string name;
     uint64_t use = 0, size = 0;

@@ -14,7 +14,7 @@ constexpr const char* kNames[kKinds] = {"",       "incarnation", "dispatch", "ha
 constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
 constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
 constexpr size_t kPartBytes = 10, kFactBytes = 54, kAligned = 64, kWorthAligning = 4096;
-constexpr size_t kOfRound = offsetof(Decided, weight);  // bytes of the outcome of a round's end
+constexpr size_t kOfRound = offsetof(RecordedOutcome, weight);  // bytes of the outcome of a round's end
 
 [[noreturn]] void damaged(const std::string& text) {
   throw Refusal(Why::kDamaged, "a record that cannot be read: " + text);
@@ -31,9 +31,9 @@ class Body {
   }
   const uint8_t* take(size_t count) {
     if (count > size_ - at_) damaged("it ends too early");
-    const uint8_t* found = data_ + at_;
+    const uint8_t* bytes = data_ + at_;
     at_ += count;
-    return found;
+    return bytes;
   }
   size_t left() const { return size_ - at_; }
   void align() { take(std::min(size_ - at_, gap_of(at_))); }
@@ -43,7 +43,7 @@ class Body {
   size_t size_, at_ = 0;
 };
 
-bool sends(Kind kind) { return kind == kDispatch || kind == kHandOn; }
+bool sends(OperationKind kind) { return kind == kDispatch || kind == kHandOn; }
 
 size_t client_bytes(const ClientId& client) { return client.kind == ClientId::kName ? 11 + client.name.size() : 17; }
 
@@ -76,7 +76,7 @@ ClientId read_client(Body& from, int64_t* version) {
 void read_answer(Body& from, Operation& to) {
   to.share = from.read<double>();
   to.incarnation = from.read<uint64_t>();
-  to.decided = from.read<Decided>();
+  to.decided = from.read<RecordedOutcome>();
   const auto flagged = from.read<uint32_t>();
   const uint32_t count = flagged & (kInFile - 1);
   for (uint32_t i = 0; i < count; ++i) {
@@ -87,19 +87,20 @@ void read_answer(Body& from, Operation& to) {
     to.parts.push_back(part);
   }
   if ((flagged & kInFile) != 0)
-    to.streamed = Streamed{from.read<uint64_t>(), from.read<uint64_t>(), from.read<uint32_t>(), from.read<uint8_t>()};
+    to.streamed = UploadFile{from.read<uint64_t>(), from.read<uint64_t>(), from.read<uint32_t>(), from.read<uint8_t>()};
   from.align();
   for (Part& part : to.parts) {
     from.align();
     part.data = from.take(part.nbytes());
   }
-  to.parts.erase(std::remove_if(to.parts.begin(), to.parts.end(), [](const Part& one) { return one.role == kPadding; }),
-                 to.parts.end());
+  to.parts.erase(
+      std::remove_if(to.parts.begin(), to.parts.end(), [](const Part& each) { return each.role == kPadding; }),
+      to.parts.end());
 }
 
 }  // namespace
 
-const char* name_of(Kind kind) { return kNames[kind]; }
+const char* name_of(OperationKind kind) { return kNames[kind]; }
 
 size_t bytes_of(uint8_t element) { return kSizes[element]; }
 
@@ -126,7 +127,7 @@ std::vector<ClientId> clients_in(const Part& part) {
     ClientId& client = clients.emplace_back();
     const auto kind = from.read<uint8_t>();
     if (kind > ClientId::kLarge) damaged("a client's id of an unknown kind");
-    client.kind = static_cast<ClientId::Kind>(kind);
+    client.kind = static_cast<ClientId::IdKind>(kind);
     if (client.kind == ClientId::kName) {
       const auto size = from.read<uint16_t>();
       client.name.assign(reinterpret_cast<const char*>(from.take(size)), size);
@@ -139,34 +140,34 @@ std::vector<ClientId> clients_in(const Part& part) {
 
 Operation read(uint8_t kind, const uint8_t* body, size_t length) {
   if (kind == 0 || kind >= kKinds) damaged("this version of fastagg does not know its kind, " + std::to_string(kind));
-  Operation found;
-  found.kind = static_cast<Kind>(kind);
+  Operation operation;
+  operation.kind = static_cast<OperationKind>(kind);
   Body from(body, length);
-  switch (found.kind) {
+  switch (operation.kind) {
     case kIncarnation: {
-      found.version = from.read<int64_t>();
+      operation.version = from.read<int64_t>();
       const auto number = from.read<int64_t>();
-      if (found.version < 0 || number < 0) damaged("a version or an incarnation below zero");
-      found.incarnation = static_cast<uint64_t>(number);
+      if (operation.version < 0 || number < 0) damaged("a version or an incarnation below zero");
+      operation.incarnation = static_cast<uint64_t>(number);
       break;
     }
-    case kCloseRound: std::memcpy(static_cast<void*>(&found.decided), from.take(kOfRound), kOfRound); break;
-    case kRate: found.rate = from.read<double>(); break;
+    case kCloseRound: std::memcpy(static_cast<void*>(&operation.decided), from.take(kOfRound), kOfRound); break;
+    case kRate: operation.rate = from.read<double>(); break;
     case kAnswer:
-      found.client = read_client(from, &found.version);
-      read_answer(from, found);
+      operation.client = read_client(from, &operation.version);
+      read_answer(from, operation);
       break;
-    case kExpire: found.version = from.read<int64_t>(); break;
+    case kExpire: operation.version = from.read<int64_t>(); break;
     default:
-      found.client = read_client(from, &found.version);
-      if (sends(found.kind)) found.task = from.read<int64_t>();
-      if (found.task < 0) damaged("a task's id below zero");
+      operation.client = read_client(from, &operation.version);
+      if (sends(operation.kind)) operation.task = from.read<int64_t>();
+      if (operation.task < 0) damaged("a task's id below zero");
   }
-  return found;
+  return operation;
 }
 
-Queued record_of(Journal& journal, const Operation& operation) {
-  Queued made = journal.entry(operation.kind, client_bytes(operation.client) + kOfRound + sizeof operation.task);
+RecordList record_of(Journal& journal, const Operation& operation) {
+  RecordList made = journal.entry(operation.kind, client_bytes(operation.client) + kOfRound + sizeof operation.task);
   Entry& entry = made.front();
   switch (operation.kind) {
     case kIncarnation: entry.put(operation.version, operation.incarnation); break;
@@ -180,7 +181,7 @@ Queued record_of(Journal& journal, const Operation& operation) {
   return made;
 }
 
-Queued record_of_answer(Journal& journal, Operation& operation) {
+RecordList record_of_answer(Journal& journal, Operation& operation) {
   size_t data = 0;
   for (const Part& part : operation.parts) data += part.nbytes() + 8;
   const bool aligned = data >= kWorthAligning;
@@ -188,17 +189,17 @@ Queued record_of_answer(Journal& journal, Operation& operation) {
   size_t own = client_bytes(operation.client) + kFactBytes + kPartBytes * count + (operation.streamed ? 21 : 0);
   own += gap_of(own);
   const size_t padding = aligned ? (kAligned - (kRecordHead + own) % kAligned) % kAligned : 0;
-  Queued made = journal.entry(operation.kind, own + padding + data);
+  RecordList made = journal.entry(operation.kind, own + padding + data);
   Entry& entry = made.front();
   put_client(entry, operation.client, operation.version);
   entry.put(operation.share, operation.incarnation);
   entry.outcome = entry.length;
-  entry.put(Decided{0}, static_cast<uint32_t>(count) | (operation.streamed ? kInFile : 0));
+  entry.put(RecordedOutcome{0}, static_cast<uint32_t>(count) | (operation.streamed ? kInFile : 0));
   if (aligned) entry.put(static_cast<uint8_t>(kPadding), uint8_t{0}, static_cast<uint64_t>(padding));
   for (const Part& part : operation.parts) entry.put(part.role, part.dtype, part.count);
   if (operation.streamed) {
-    const Streamed& one = *operation.streamed;
-    entry.put(one.number, one.nbytes, one.crc, one.dtype);
+    const UploadFile& streamed = *operation.streamed;
+    entry.put(streamed.number, streamed.nbytes, streamed.crc, streamed.dtype);
   }
   static constexpr uint8_t zeros[kAligned] = {};
   entry.facts = entry.length, entry.counts = true;

@@ -13,7 +13,7 @@
 
 namespace fastagg::log {
 
-enum Kind : uint8_t {
+enum OperationKind : uint8_t {
   kIncarnation = 1,  // from a version on, versions belong to another incarnation of the server
   kDispatch,
   kHandOn,  // an open task was given to one more client
@@ -24,7 +24,7 @@ enum Kind : uint8_t {
   kExpire,  // tasks of versions below one
   kKinds
 };
-const char* name_of(Kind kind);
+const char* name_of(OperationKind kind);
 
 // What a part of an answer is: parameters, statistics, counters, a control variate, of how many updates a sum is made,
 // nothing (it aligns what comes behind it), an offset in a sender's log, an encoded update, or whose updates a sum is
@@ -57,7 +57,7 @@ struct Part {
 
 // The outcome of an answer, or of a round's end, which has no weight and no norm, as it lies in a record.
 #pragma pack(push, 1)
-struct Decided {
+struct RecordedOutcome {
   uint8_t known = 1;  // 0: only a device knew it
   uint8_t applied = 0;
   int64_t version = 0;     // afterwards
@@ -65,16 +65,16 @@ struct Decided {
   double weight = 0.0, norm = 0.0;
 };
 #pragma pack(pop)
-static_assert(sizeof(Decided) == 34);
+static_assert(sizeof(RecordedOutcome) == 34);
 
-struct Streamed {  // the file of an upload
+struct UploadFile {  // the file of an upload
   uint64_t number, nbytes;
   uint32_t crc;
   uint8_t dtype;
 };
 
 struct Operation {
-  Kind kind = kDispatch;
+  OperationKind kind = kDispatch;
   ClientId client;
   int64_t version = -1;      // that was sent or answered; -1: none; kIncarnation: the first of it
   uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
@@ -83,9 +83,9 @@ struct Operation {
   // Of an answer:
   double share = 1.0;  // in a mean; a sum's weight
   bool again = false;  // it is given once more, as an answer to a new task: its outcome may be another one
-  Decided decided;
+  RecordedOutcome decided;
   std::vector<Part> parts;
-  std::optional<Streamed> streamed;
+  std::optional<UploadFile> streamed;
 };
 
 // Clients' ids as the bytes of a part, and back. Throws Refusal, kDamaged.
@@ -96,10 +96,10 @@ std::vector<ClientId> clients_in(const Part& part);
 Operation read(uint8_t kind, const uint8_t* body, size_t length);
 
 // The record of an operation without parts.
-Queued record_of(Journal& journal, const Operation& operation);
+RecordList record_of(Journal& journal, const Operation& operation);
 // The record of an answer, with memory for its parts, where each part's `data` then points; `decide` writes the
 // outcome.
-Queued record_of_answer(Journal& journal, Operation& operation);
+RecordList record_of_answer(Journal& journal, Operation& operation);
 void decide(Entry& entry, const Operation& operation);
 
 }  // namespace fastagg::log

@@ -34,10 +34,10 @@ std::optional<Record> record_in(const Bytes& bytes, size_t at) {
 template <typename Act>
 bool any_record(const Bytes& bytes, size_t at, Act act) {
   for (at = (at + 7) / 8 * 8; at + kRecordHead <= bytes.size; at += 8) {
-    const auto found = record_in(bytes, at);
-    if (!found) continue;
-    if (act(*found)) return true;
-    at = found->end - 8;
+    const auto record = record_in(bytes, at);
+    if (!record) continue;
+    if (act(*record)) return true;
+    at = record->end - 8;
   }
   return false;
 }
@@ -75,17 +75,17 @@ void put_head(RecordHead head, uint8_t* record) {
 }
 
 std::vector<Record> records_in(const Bytes& bytes) {
-  std::vector<Record> found;
+  std::vector<Record> records;
   any_record(bytes, 0, [&](const Record& record) {
-    found.push_back(record);
+    records.push_back(record);
     return false;
   });
-  return found;
+  return records;
 }
 
 // -- the files
 
-Reader::Reader(const std::vector<File>& files, Load load, const After& after)
+Reader::Reader(const std::vector<File>& files, Load load, const ExpectedEnd& after)
     : load_(std::move(load)), after_(after), wanted_(after.sequence + 1), digest_(after.digest) {
   take_files(files);
   if (!segments_.empty()) seek();
@@ -150,10 +150,10 @@ void Reader::enter(size_t segment) {
 }
 
 std::optional<Record> Reader::record_at(size_t at) {
-  auto found = record_in(held(), at);
-  if (found && (found->head.use != use_ || found->head.sequence != wanted_)) found.reset();
-  if (found) found->segment = segment_;
-  return found;
+  auto record = record_in(held(), at);
+  if (record && (record->head.use != use_ || record->head.sequence != wanted_)) record.reset();
+  if (record) record->segment = segment_;
+  return record;
 }
 
 // A head or a mark of this log, if one lies there.
@@ -181,15 +181,15 @@ bool Reader::pass_head(size_t at) {
 
 // Goes to the segment that a mark names.
 void Reader::follow(const BlockHead& mark) {
-  const auto found =
-      std::find_if(segments_.begin(), segments_.end(), [&](const Segment& one) { return one.number == mark.next; });
-  if (found == segments_.end())
+  const auto next = std::find_if(segments_.begin(), segments_.end(),
+                                 [&](const Segment& segment) { return segment.number == mark.next; });
+  if (next == segments_.end())
     damaged(here().name + ": the log goes on in segment " + std::to_string(mark.next) + ", which is missing");
-  if (found->head.first != wanted_ || found->head.use != mark.use || found->head.digest != digest_)
-    damaged(found->name +
+  if (next->head.first != wanted_ || next->head.use != mark.use || next->head.digest != digest_)
+    damaged(next->name +
             ": what came before this segment was something else: it is of another past of this folder: "
             "move it away");
-  enter(static_cast<size_t>(found - segments_.begin()));
+  enter(static_cast<size_t>(next - segments_.begin()));
   passed_ += kBlock;
 }
 
@@ -249,9 +249,9 @@ Record Reader::take(const Record& record) {
 
 std::optional<Record> Reader::next() {
   while (!segments_.empty()) {
-    if (const auto found = record_at(at_)) return take(*found);
+    if (const auto record = record_at(at_)) return take(*record);
     const size_t block = next_block(at_);
-    if (const auto found = record_at(block)) return take(*found);
+    if (const auto record = record_at(block)) return take(*record);
     if (pass_head(block) || pass_head(block + kBlock)) continue;  // behind the damaged end of a process is nothing else
     check_end();
     break;

@@ -90,7 +90,7 @@ class Reader {
     std::vector<uint8_t> block;  // the first one
   };
   // What is known of the log besides its files.
-  struct After {
+  struct ExpectedEnd {
     uint64_t sequence = 0;  // wanted are the records after this one
     uint64_t folder = 0;    // its number
     Digest digest{};        // of all records up to it
@@ -105,7 +105,7 @@ class Reader {
   using Load = std::function<Bytes(size_t file)>;  // all of a file
 
   // The files are in the order of their numbers. Throws Refusal, kDamaged, and what `load` throws.
-  Reader(const std::vector<File>& files, Load load, const After& after);
+  Reader(const std::vector<File>& files, Load load, const ExpectedEnd& after);
 
   // The next record. None: the log ends here. Throws Refusal, kDamaged: a record or a segment was on the disk, and is
   // damaged or missing; or the log ends too early.
@@ -142,7 +142,7 @@ class Reader {
   void check_end();
 
   Load load_;
-  After after_;
+  ExpectedEnd after_;
   std::vector<Segment> segments_;
   uint64_t wanted_;
   Digest digest_;

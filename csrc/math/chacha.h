@@ -59,9 +59,9 @@ inline void chacha_words(const ChaChaKey& key, uint64_t counter, uint64_t nonce,
 inline ChaChaKey derived(const ChaChaKey& key, uint64_t counter, uint64_t nonce) {
   uint32_t words[16];
   chacha_words(key, counter, nonce, words);
-  ChaChaKey found;
-  for (int i = 0; i < 8; ++i) found.words[i] = words[i];
-  return found;
+  ChaChaKey derived_key;
+  for (int i = 0; i < 8; ++i) derived_key.words[i] = words[i];
+  return derived_key;
 }
 
 }  // namespace fastagg

@@ -18,21 +18,21 @@ namespace fastagg {
 struct Mean {
   static constexpr const char* kName = "mean";
 };
-struct Trimmed {
+struct TrimmedMean {
   static constexpr const char* kName = "trimmed";
 };
-struct Around {
+struct MeanAroundMedian {
   static constexpr const char* kName = "around";
 };
-using Combines = List<Mean, Trimmed, Around>;
+using CombineKinds = List<Mean, TrimmedMean, MeanAroundMedian>;
 constexpr int64_t kMostCombined = 1024;  // rows
 // Sums over pairs of rows: an element's product is added to the lane of its number mod 8. Lanes fold four by four after
 // a block of 1,024 elements; blocks are added in order to their group (reduce.h).
 constexpr int64_t kSumLanes = 8;
 
 // How elements are combined: the place in Combines, and how many are cut: of trimmed at each end, of around in all.
-struct Combining {
-  int kind = place_in<Mean>(Combines{});
+struct CombineSetting {
+  int kind = place_in<Mean>(CombineKinds{});
   int64_t cut = 0;
 };
 

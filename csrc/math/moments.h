@@ -36,8 +36,8 @@ constexpr uint32_t kLargest = 0x7f400000u;
 // The bits of c for a block whose largest magnitude has the bits `most`. Above 1.75 times a power of two, c is that of
 // the next power. So the largest value plus c has a code even if it is rounded up. Exactly 1.75 is not above, because a
 // largest value may have been rounded up to it. So a block that does not change keeps its unit.
-FASTAGG_FN uint32_t unit_bits(uint32_t most, uint32_t span) {
-  const uint32_t field = (most + 0x1fffffu) >> 23;
+FASTAGG_FN uint32_t unit_bits(uint32_t largest, uint32_t span) {
+  const uint32_t field = (largest + 0x1fffffu) >> 23;
   return (field > span + kSmallestField ? field - span : kSmallestField) << 23;
 }
 

@@ -62,7 +62,7 @@ FASTAGG_FN void decay(float& d, float& x, const Hyper& h) {
 
 // The moments of one element or vector. Those that the optimizer does not have are never read.
 template <typename F>
-struct MomentsOf {
+struct MomentValues {
   F m, v, vhat;
 };
 
@@ -75,9 +75,9 @@ struct Sgd {
   static constexpr const char* kName = "sgd";
   static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false, kAlong = true, kPlain = true;
   template <typename L, typename F>
-  FASTAGG_FN void advance(F, MomentsOf<F>&, const Hyper&, float, float) {}
+  FASTAGG_FN void advance(F, MomentValues<F>&, const Hyper&, float, float) {}
   template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>&, const MomentsOf<F>&, const Hyper& h) {
+  FASTAGG_FN F moved(F d, F x, const MomentValues<F>&, const MomentValues<F>&, const Hyper& h) {
     return x + h.lr * d;
   }
   static double reach(const Decay&, double d, MomentBounds&) { return d; }
@@ -87,11 +87,11 @@ struct Momentum {
   static constexpr const char* kName = "momentum";
   static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
-  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper&, float decay1, float) {
+  FASTAGG_FN void advance(F d, MomentValues<F>& s, const Hyper&, float decay1, float) {
     s.m = decay1 * s.m + d;
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F, F x, const MomentValues<F>&, const MomentValues<F>& s, const Hyper& h) {
     return x + h.lr * s.m;
   }
   static double reach(const Decay& s, double d, MomentBounds& bound) { return bound.m = s.beta1 * bound.m + d; }
@@ -101,12 +101,12 @@ struct Adam {
   static constexpr const char* kName = "adam";
   static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
-  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float decay2) {
+  FASTAGG_FN void advance(F d, MomentValues<F>& s, const Hyper& h, float decay1, float decay2) {
     s.m = ema(decay1, s.m, h.rest1, d);
     s.v = ema(decay2, s.v, h.rest2, d * d);
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F, F x, const MomentValues<F>&, const MomentValues<F>& s, const Hyper& h) {
     return descend<L>(x, s.m, s.v, h);
   }
   static double reach(const Decay& s, double d, MomentBounds& bound) {
@@ -119,12 +119,12 @@ struct Amsgrad : Adam {
   static constexpr const char* kName = "amsgrad";
   static constexpr bool kM = true, kV = true, kVhat = true, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
-  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float decay2) {
+  FASTAGG_FN void advance(F d, MomentValues<F>& s, const Hyper& h, float decay1, float decay2) {
     Adam::advance<L>(d, s, h, decay1, decay2);
     s.vhat = L::larger(s.vhat, s.v);
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F, F x, const MomentValues<F>&, const MomentValues<F>& s, const Hyper& h) {
     return descend<L>(x, s.m, s.vhat, h);
   }
 };
@@ -133,7 +133,7 @@ struct Yogi : Adam {
   static constexpr const char* kName = "yogi";
   static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false, kPlain = false;
   template <typename L, typename F>
-  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float) {
+  FASTAGG_FN void advance(F d, MomentValues<F>& s, const Hyper& h, float decay1, float) {
     s.m = ema(decay1, s.m, h.rest1, d);
     const F square = d * d;
     s.v = s.v - (h.rest2 * square) * L::sign(s.v - square);
@@ -148,7 +148,7 @@ struct Adagrad : Adam {
   static constexpr const char* kName = "adagrad";
   static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false, kPlain = false;
   template <typename L, typename F>
-  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float) {
+  FASTAGG_FN void advance(F d, MomentValues<F>& s, const Hyper& h, float decay1, float) {
     s.m = ema(decay1, s.m, h.rest1, d);
     s.v = s.v + d * d;
   }
@@ -162,7 +162,7 @@ struct Lookahead : Adam {
   static constexpr const char* kName = "lookahead";
   static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F d, F x, const MomentValues<F>&, const MomentValues<F>& s, const Hyper& h) {
     return descend<L>(x, ema(h.beta1, s.m, h.rest1, d), s.v, h);
   }
 };
@@ -171,11 +171,11 @@ struct Nesterov {
   static constexpr const char* kName = "nesterov";
   static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false, kAlong = false, kPlain = false;
   template <typename L, typename F>
-  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float) {
+  FASTAGG_FN void advance(F d, MomentValues<F>& s, const Hyper& h, float decay1, float) {
     s.m = ema(decay1, s.m, h.rest2, d);
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F d, F x, const MomentValues<F>&, const MomentValues<F>& s, const Hyper& h) {
     return x + h.lr * (d + h.beta1 * s.m);
   }
   static double reach(const Decay& s, double d, MomentBounds& bound) {
@@ -184,18 +184,18 @@ struct Nesterov {
   }
 };
 
-struct Delayed {
+struct DelayedMomentum {
   static constexpr const char* kName = "delayed";
   static constexpr bool kM = true, kV = true, kVhat = false, kScalesV = true, kAlong = false, kPlain = true;
   template <typename L, typename F>
-  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper& h, float decay1, float) {
+  FASTAGG_FN void advance(F d, MomentValues<F>& s, const Hyper& h, float decay1, float) {
     s.v = s.v + d;
     if (!h.ends) return;
     s.m = ema(decay1, s.m, h.part, s.v);
     s.v = F{};
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>&, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F d, F x, const MomentValues<F>&, const MomentValues<F>& s, const Hyper& h) {
     const F along = h.part * d;
     return x + h.lr * (h.ends ? along + h.beta1 * s.m : along);
   }
@@ -206,6 +206,6 @@ struct Delayed {
   }
 };
 
-using Optimizers = List<Sgd, Momentum, Adam, Amsgrad, Yogi, Adagrad, Lookahead, Nesterov, Delayed>;
+using Optimizers = List<Sgd, Momentum, Adam, Amsgrad, Yogi, Adagrad, Lookahead, Nesterov, DelayedMomentum>;
 
 }  // namespace fastagg

@@ -87,9 +87,9 @@ struct BFloat16 : TwoPlanes<uint16_t> {
   static constexpr bool kRandom = true;
   FASTAGG_FN int32_t put(float value, uint32_t random) {
     const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
-    const uint32_t most = 0x7f7fffffu;  // the largest finite number must not carry into infinity
+    const uint32_t largest = 0x7f7fffffu;  // the largest finite number must not carry into infinity
     const uint32_t carried = magnitude + random;
-    return static_cast<int32_t>(((bits & 0x80000000u) | (carried < most ? carried : most)) >> 16);
+    return static_cast<int32_t>(((bits & 0x80000000u) | (carried < largest ? carried : largest)) >> 16);
   }
   FASTAGG_FN float kept(int32_t put, float) { return float_from_bits(static_cast<uint32_t>(put) << 16); }
   FASTAGG_FN float value(int32_t number, float scale) { return kept(number, scale); }
@@ -97,7 +97,7 @@ struct BFloat16 : TwoPlanes<uint16_t> {
 
 // Whole numbers of -kLevels..kLevels, times a scale.
 template <int32_t Levels>
-struct Scaled {
+struct ScaledCodes {
   static constexpr int32_t kLevels = Levels;
   static constexpr bool kRandom = true;
   FASTAGG_FN int32_t put(float scaled, uint32_t random) { return round_up_or_down(scaled, random, kLevels); }
@@ -107,11 +107,11 @@ struct Scaled {
   FASTAGG_FN float value(int32_t number, float scale) { return static_cast<float>(number) * scale; }
 };
 
-struct Int8 : Scaled<127>, TwoPlanes<int8_t> {
+struct Int8 : ScaledCodes<127>, TwoPlanes<int8_t> {
   static constexpr const char* kName = "int8";
 };
 
-struct Int4 : Scaled<7> {
+struct Int4 : ScaledCodes<7> {
   static constexpr const char* kName = "int4";
   static constexpr int kBits = 4, kPlanes = 1;
   typedef uint8_t Code;
@@ -136,11 +136,11 @@ struct Facts {
 
 // What is known of a format by its number.
 FASTAGG_FN Facts format_facts(int format) {
-  Facts found{};
-  visit_at(format, RowFormats{}, [&](auto one) {
-    found = {decltype(one)::kName, decltype(one)::kBits, decltype(one)::kLevels > 0, decltype(one)::kRandom};
+  Facts facts{};
+  visit_at(format, RowFormats{}, [&](auto kind) {
+    facts = {decltype(kind)::kName, decltype(kind)::kBits, decltype(kind)::kLevels > 0, decltype(kind)::kRandom};
   });
-  return found;
+  return facts;
 }
 
 FASTAGG_FN int64_t padded(int64_t n) { return (n + kScaleBlock - 1) / kScaleBlock * kScaleBlock; }

@@ -101,12 +101,12 @@ struct BitCodec {
 
 // Bits of the largest magnitude; those of infinity and NaN are the largest.
 FASTAGG_FN uint32_t largest_bits(const float* in, int64_t n) {
-  int32_t most = 0;
+  int32_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
     const int32_t pattern = static_cast<int32_t>(bits_of(in[i]) & 0x7fffffffu);
-    most = pattern > most ? pattern : most;
+    largest = pattern > largest ? pattern : largest;
   }
-  return static_cast<uint32_t>(most);
+  return static_cast<uint32_t>(largest);
 }
 
 // The sum of magnitudes in lanes of a fixed number, so that its bits do not depend on the vectors' width.

@@ -4,7 +4,7 @@
 
 namespace fastagg::store {
 
-class Blocking {
+class BlockingWait {
  public:
   struct Host {
     void* (*begin)();             // the caller begins to wait; what `end` is given
@@ -13,10 +13,10 @@ class Blocking {
   };
   static void install(const Host& host) { installed() = host; }
 
-  Blocking() : state_(installed().begin == nullptr ? nullptr : installed().begin()) {}
-  Blocking(const Blocking&) = delete;
-  Blocking& operator=(const Blocking&) = delete;
-  ~Blocking() {
+  BlockingWait() : state_(installed().begin == nullptr ? nullptr : installed().begin()) {}
+  BlockingWait(const BlockingWait&) = delete;
+  BlockingWait& operator=(const BlockingWait&) = delete;
+  ~BlockingWait() {
     if (installed().end != nullptr) installed().end(state_);
   }
 

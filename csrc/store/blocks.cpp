@@ -22,23 +22,23 @@ constexpr size_t kWorthKeeping = size_t{1} << 16;  // smaller blocks: the C libr
 constexpr int kKeptPerSize = 2;                    // further blocks go back to the operating system
 constexpr size_t kAlignment = 64;
 
-struct Kept {
+struct KeptBlock {
   void* block = nullptr;
   size_t nbytes = 0;
   uint64_t since = 0;
 };
 
 // Blocks kept for reuse. There is room for so many, so old sizes do not hold memory forever.
-struct Free {
+struct FreeBlocks {
   std::mutex mutex;
-  std::array<Kept, 32> kept;
+  std::array<KeptBlock, 32> kept;
   uint64_t time = 0;
 };
 
 // Never destroyed, because vectors may outlive everything else when a process ends.
-Free& free_blocks() {
-  static Free* const held = [] {
-    auto* made = new Free;
+FreeBlocks& free_blocks() {
+  static FreeBlocks* const held = [] {
+    auto* made = new FreeBlocks;
 #if defined(__unix__) || defined(__APPLE__)
     // Otherwise a forked child could find the lock held by a thread that it does not have.
     pthread_atfork([] { free_blocks().mutex.lock(); }, [] { free_blocks().mutex.unlock(); },
@@ -98,43 +98,43 @@ void to_system(void* block, size_t) noexcept { ::operator delete(block, std::ali
 void* take(size_t nbytes) {
   if (fails_now()) throw std::bad_alloc();
   if (nbytes < kWorthKeeping) return from_system(nbytes == 0 ? 1 : nbytes);
-  Free& held = free_blocks();
+  FreeBlocks& held = free_blocks();
   {
     const std::lock_guard<std::mutex> lock(held.mutex);
-    Kept* last = nullptr;  // the one that caches may still hold
-    for (Kept& one : held.kept)
-      if (one.block != nullptr && one.nbytes == nbytes && (last == nullptr || one.since > last->since)) last = &one;
+    KeptBlock* last = nullptr;  // the one that caches may still hold
+    for (KeptBlock& kept : held.kept)
+      if (kept.block != nullptr && kept.nbytes == nbytes && (last == nullptr || kept.since > last->since)) last = &kept;
     if (last != nullptr) return std::exchange(*last, {}).block;
   }
   return from_system(nbytes);
 }
 
 void give_back(void* block, size_t nbytes, bool keep) noexcept {
-  Kept goes{block, nbytes, 0};
+  KeptBlock goes{block, nbytes, 0};
   if (keep && nbytes >= kWorthKeeping) {
-    Free& held = free_blocks();
+    FreeBlocks& held = free_blocks();
     const std::lock_guard<std::mutex> lock(held.mutex);
     goes.since = ++held.time;
-    const auto is_alike = [&](const Kept& one) { return one.nbytes == nbytes; };
+    const auto is_alike = [&](const KeptBlock& kept) { return kept.nbytes == nbytes; };
     if (std::count_if(held.kept.begin(), held.kept.end(), is_alike) < kKeptPerSize)
       std::swap(goes, *std::min_element(held.kept.begin(), held.kept.end(),
-                                        [](const Kept& a, const Kept& b) { return a.since < b.since; }));
+                                        [](const KeptBlock& a, const KeptBlock& b) { return a.since < b.since; }));
   }
   if (goes.block != nullptr) to_system(goes.block, goes.nbytes == 0 ? 1 : goes.nbytes);
 }
 
 void trim() noexcept {
-  Free& held = free_blocks();
+  FreeBlocks& held = free_blocks();
   const std::lock_guard<std::mutex> lock(held.mutex);
-  for (Kept& one : held.kept)
-    if (const Kept goes = std::exchange(one, {}); goes.block != nullptr) to_system(goes.block, goes.nbytes);
+  for (KeptBlock& kept : held.kept)
+    if (const KeptBlock goes = std::exchange(kept, {}); goes.block != nullptr) to_system(goes.block, goes.nbytes);
 }
 
 std::shared_ptr<void> Shelf::take(size_t nbytes) {
   Block block, small;  // one that is too small makes way
   {
     const std::lock_guard<std::mutex> lock(free_blocks().mutex);
-    const auto fits = [=](const Block& one) { return one.get_deleter().nbytes >= nbytes; };
+    const auto fits = [=](const Block& spare) { return spare.get_deleter().nbytes >= nbytes; };
     const auto last = std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // caches may still hold it
     if (last != blocks_.rend()) {
       block = std::move(*last);

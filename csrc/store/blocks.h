@@ -15,13 +15,13 @@ void* take(size_t nbytes);
 // Any thread may call it. If `keep` is false, the block goes back to the operating system.
 void give_back(void* block, size_t nbytes, bool keep) noexcept;
 // A block that is given back for reuse when nobody holds it any more.
-struct GivesBack {
+struct BlockReturn {
   size_t nbytes = 0;
   bool keep = true;
   void operator()(void* block) const noexcept { give_back(block, nbytes, keep); }
 };
-using Block = std::unique_ptr<void, GivesBack>;
-inline Block block_of(size_t nbytes) { return Block(take(nbytes), GivesBack{nbytes, true}); }
+using Block = std::unique_ptr<void, BlockReturn>;
+inline Block block_of(size_t nbytes) { return Block(take(nbytes), BlockReturn{nbytes, true}); }
 // Gives all blocks kept for reuse back to the operating system.
 void trim() noexcept;
 

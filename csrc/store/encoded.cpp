@@ -178,9 +178,9 @@ Update Encoded::update() const {
 }
 
 double Encoded::squares() const {
-  double found = squares_.load(std::memory_order_relaxed);
-  if (std::isnan(found)) squares_.store(found = cpu::sum_squares(update()), std::memory_order_relaxed);
-  return found;
+  double sum = squares_.load(std::memory_order_relaxed);
+  if (std::isnan(sum)) squares_.store(sum = cpu::sum_squares(update()), std::memory_order_relaxed);
+  return sum;
 }
 
 std::shared_ptr<const Encoded> encoded_in(const Update& update) {

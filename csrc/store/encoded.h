@@ -48,7 +48,7 @@ inline bool is_encoded(const Update& update) {
 inline const Wire* wire_in(const Update& update) {
   if (update.pieces.size() != 1) return nullptr;
   const Piece& whole = update.pieces.front();
-  if (whole.dtype == kEncodedThere) return static_cast<const WireThere*>(whole.data);
+  if (whole.dtype == kDeviceEncoded) return static_cast<const DeviceWire*>(whole.data);
   return whole.dtype == kEncoded ? static_cast<const Wire*>(whole.data) : nullptr;
 }
 // The encoded update that `update` is. The result keeps its memory.

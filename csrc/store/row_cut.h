@@ -24,40 +24,40 @@ class RowCut {
   const int64_t count;
 
   // A row that is not written yet: its place, its data and its scales.
-  struct Row {
+  struct CutRow {
     int64_t place;
     std::vector<char> data, scales;
   };
   // A slot is about to change. Whoever calls it, and `next`, holds the server's lock.
   void before(int64_t slot) {
-    const auto found = left_.find(slot);
-    if (found == left_.end()) return;
-    saved_.push_back(copy_of(*found));
-    left_.erase(found);
+    const auto entry = left_.find(slot);
+    if (entry == left_.end()) return;
+    saved_.push_back(copy_of(*entry));
+    left_.erase(entry);
   }
-  std::optional<Row> next() {
+  std::optional<CutRow> next() {
     if (saved_.empty() && left_.empty()) return std::nullopt;
     if (saved_.empty()) before(left_.begin()->first);
-    Row row = std::move(saved_.back());
+    CutRow row = std::move(saved_.back());
     saved_.pop_back();
     return row;
   }
 
  private:
-  Row copy_of(const std::pair<const int64_t, int64_t>& one) const {
-    const fastagg::Row row = rows_.row(one.first);
-    Row found{one.second, std::vector<char>(static_cast<size_t>(rows_.row_bytes())),
-              std::vector<char>(static_cast<size_t>(rows_.row_scales()) * sizeof(float))};
-    memory_->get(found.data.data(), row.data, rows_.row_bytes());
-    if (row.scales != nullptr) memory_->get(found.scales.data(), row.scales, static_cast<int64_t>(found.scales.size()));
-    return found;
+  CutRow copy_of(const std::pair<const int64_t, int64_t>& entry) const {
+    const fastagg::Row row = rows_.row(entry.first);
+    CutRow copy{entry.second, std::vector<char>(static_cast<size_t>(rows_.row_bytes())),
+                std::vector<char>(static_cast<size_t>(rows_.row_scales()) * sizeof(float))};
+    memory_->get(copy.data.data(), row.data, rows_.row_bytes());
+    if (row.scales != nullptr) memory_->get(copy.scales.data(), row.scales, static_cast<int64_t>(copy.scales.size()));
+    return copy;
   }
 
   const Rows rows_;
   const std::shared_ptr<Memory> memory_;
   const Owner owner_;
   std::unordered_map<int64_t, int64_t> left_;  // slot -> place
-  std::vector<Row> saved_;
+  std::vector<CutRow> saved_;
 };
 
 }  // namespace fastagg::store

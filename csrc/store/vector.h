@@ -33,7 +33,7 @@ inline Update update_of(const Vector& vector, int64_t size) {
 // std::bad_alloc.
 inline Owner new_memory(int64_t nbytes, bool keep = true) {
   const auto size = static_cast<size_t>(nbytes);
-  return Owner(take(size), GivesBack{size, keep});
+  return Owner(take(size), BlockReturn{size, keep});
 }
 
 inline Vector new_bytes(int64_t nbytes) {

@@ -32,7 +32,7 @@ std::shared_ptr<Crew> Crew::make(int64_t threads) {
 
 bool Crew::is_here() const { return getpid() == process_; }
 
-void Crew::add(Task& task) {
+void Crew::add(CrewTask& task) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_.push_back(&task);
@@ -40,30 +40,30 @@ void Crew::add(Task& task) {
   changed_.notify_one();
 }
 
-void Crew::finish(Task& task) {
+void Crew::finish(CrewTask& task) {
   if (!is_here()) throw Refusal(Why::kSetting, "train: this process was forked from the one whose threads train");
   std::unique_lock<std::mutex> lock(mutex_);
   if (take(task)) run(task, lock);
-  done_.wait(lock, [&] { return task.state == Task::kDone; });
+  done_.wait(lock, [&] { return task.state == CrewTask::kDone; });
   if (task.failed) std::rethrow_exception(task.failed);
 }
 
-void Crew::drop(Task& task) {
+void Crew::drop(CrewTask& task) {
   if (!is_here()) return;
   std::unique_lock<std::mutex> lock(mutex_);
   take(task);
-  done_.wait(lock, [&] { return task.state != Task::kRunning; });
+  done_.wait(lock, [&] { return task.state != CrewTask::kRunning; });
 }
 
-bool Crew::take(Task& task) {
-  const auto found = std::find(waiting_.begin(), waiting_.end(), &task);
-  if (found == waiting_.end()) return false;
-  waiting_.erase(found);
+bool Crew::take(CrewTask& task) {
+  const auto entry = std::find(waiting_.begin(), waiting_.end(), &task);
+  if (entry == waiting_.end()) return false;
+  waiting_.erase(entry);
   return true;
 }
 
-void Crew::run(Task& task, std::unique_lock<std::mutex>& lock) {
-  task.state = Task::kRunning;
+void Crew::run(CrewTask& task, std::unique_lock<std::mutex>& lock) {
+  task.state = CrewTask::kRunning;
   lock.unlock();
   try {
     task.table->train(task.call);
@@ -71,7 +71,7 @@ void Crew::run(Task& task, std::unique_lock<std::mutex>& lock) {
     task.failed = std::current_exception();
   }
   lock.lock();
-  task.state = Task::kDone;
+  task.state = CrewTask::kDone;
   done_.notify_all();
 }
 
@@ -80,7 +80,7 @@ void Crew::work() {
   for (;;) {
     changed_.wait(lock, [&] { return ends_ || !waiting_.empty(); });
     if (ends_) return;
-    Task& next = *waiting_.front();
+    CrewTask& next = *waiting_.front();
     waiting_.pop_front();
     run(next, lock);
   }

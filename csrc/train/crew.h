@@ -15,9 +15,9 @@
 namespace fastagg::train {
 
 // One client's training. What `call` names must live until `Crew::finish` or `Crew::drop` has returned.
-struct Task {
-  Table* table;
-  Call call;
+struct CrewTask {
+  LayerTable* table;
+  TrainCall call;
   enum { kWaiting, kRunning, kDone } state = kWaiting;
   std::exception_ptr failed = nullptr;
 };
@@ -30,24 +30,24 @@ class Crew {
   Crew& operator=(const Crew&) = delete;
   ~Crew();
 
-  void add(Task& task);
+  void add(CrewTask& task);
   // Returns when the task is done. Throws what it threw.
-  void finish(Task& task);
+  void finish(CrewTask& task);
   // The task is not needed. Returns when no thread works on it.
-  void drop(Task& task);
+  void drop(CrewTask& task);
 
  private:
   explicit Crew(int64_t threads);
   bool is_here() const;
   void work();
   // Runs the task with the lock given back.
-  void run(Task& task, std::unique_lock<std::mutex>& lock);
-  bool take(Task& task);  // out of those that wait
+  void run(CrewTask& task, std::unique_lock<std::mutex>& lock);
+  bool take(CrewTask& task);  // out of those that wait
 
   const int64_t process_;
   std::mutex mutex_;
   std::condition_variable changed_, done_;
-  std::deque<Task*> waiting_;
+  std::deque<CrewTask*> waiting_;
   bool ends_ = false;
   std::vector<std::thread> threads_;
 };

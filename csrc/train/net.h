@@ -12,7 +12,7 @@ namespace fastagg::train {
 
 constexpr int64_t kChannels = 16;  // in a group of lanes, whatever a vector has
 
-enum Kind : int32_t { kConvolution, kMoments, kNormalise, kGroupNorm, kSum, kMaxPool, kMeanPool, kFlatten, kLoss };
+enum LayerKind : int32_t { kConvolution, kMoments, kNormalise, kGroupNorm, kSum, kMaxPool, kMeanPool, kFlatten, kLoss };
 
 struct Image {
   int64_t channels, height, width;
@@ -30,7 +30,7 @@ struct Phase {
 };
 
 struct Layer {
-  Kind kind;
+  LayerKind kind;
   bool relu, adds, other_adds;  // adds: the input's gradient has a part already
   int32_t in, other, out;       // images; other: a sum's second term, or -1
   // Convolutions: pixels of an output, samples in a group, input channels times taps.
@@ -56,7 +56,7 @@ struct Net {
   int64_t weights, gradient, velocity, anchor, turned_weights;  // places in the workspace
 };
 
-struct Call {
+struct TrainCall {
   const float* start;      // the flat parameters
   float* buffers;          // running statistics, changed in place
   const float* x;          // [samples, channels, height, width]

@@ -37,12 +37,12 @@ class Pcg64 {
   }
 
   // 0..most, as Generator.permutation draws it.
-  uint32_t upto(uint32_t most) {
-    uint32_t mask = most;
+  uint32_t upto(uint32_t limit) {
+    uint32_t mask = limit;
     for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
     for (;;) {
-      const uint32_t found = half() & mask;
-      if (found <= most) return found;
+      const uint32_t number = half() & mask;
+      if (number <= limit) return number;
     }
   }
 

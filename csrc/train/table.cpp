@@ -39,27 +39,28 @@ struct Side {
   }
   int64_t reach(int64_t phase, int64_t tap) const { return whole() ? 0 : (phase + padding - tap) / stride; }
   int64_t border() const {
-    int64_t found = 0;
+    int64_t count = 0;
     for (int64_t phase = 0; phase < phases(); ++phase)
       for (int64_t tap = 0; tap < kernel; ++tap)
         if (reaches(phase, tap) && pixels(phase) > 0)
-          found = std::max({found, -reach(phase, tap), pixels(phase) - 1 + reach(phase, tap) - (out - 1)});
-    return found;
+          count = std::max({count, -reach(phase, tap), pixels(phase) - 1 + reach(phase, tap) - (out - 1)});
+    return count;
   }
 };
 
 }  // namespace
 
-struct Table::Memory {
+struct LayerTable::TableMemory {
   std::mutex mutex;
   std::vector<store::Block> idle;
 };
 
-class Table::Builder {
+class LayerTable::Builder {
  public:
-  Builder(Table& to, Shape input, const std::vector<Description>& given) : to_(to), given_(given) {
+  Builder(LayerTable& to, ImageShape input, const std::vector<Description>& descriptions)
+      : to_(to), descriptions_(descriptions) {
     images_.push_back(image(input.channels, input.height, input.width));
-    for (const Description& each : given_) images_.push_back(output_of(each));
+    for (const Description& each : descriptions_) images_.push_back(output_of(each));
     const Image& last = images_.back();
     need(last.height == 1 && last.width == 1, "the last layer's output is an image");
     share_borders();
@@ -72,65 +73,68 @@ class Table::Builder {
 
  private:
   static Image image(int64_t channels, int64_t height, int64_t width) {
-    constexpr int64_t most = 1 << 20;
-    need(channels > 0 && height > 0 && width > 0 && channels < most && height < most && width < most, "empty image");
-    Image found{};
-    found.channels = channels;
-    found.height = height;
-    found.width = width;
-    return found;
+    constexpr int64_t largest = 1 << 20;
+    need(channels > 0 && height > 0 && width > 0 && channels < largest && height < largest && width < largest,
+         "empty image");
+    Image result{};
+    result.channels = channels;
+    result.height = height;
+    result.width = width;
+    return result;
   }
 
-  static Side side(const Description& one, const Image& in, const Image& out, int which) {
-    return {which ? in.width : in.height, which ? out.width : out.height, one.kernel[which], one.stride[which],
-            one.padding[which]};
+  static Side side(const Description& description, const Image& in, const Image& out, int which) {
+    return {which ? in.width : in.height, which ? out.width : out.height, description.kernel[which],
+            description.stride[which], description.padding[which]};
   }
 
   // Its output has other pixels than its input.
-  static bool reshapes(const Description& one) {
-    return one.kind == "convolution" || one.kind == "max_pool" || one.kind == "mean_pool" || one.kind == "flatten";
+  static bool reshapes(const Description& description) {
+    return description.kind == "convolution" || description.kind == "max_pool" || description.kind == "mean_pool" ||
+           description.kind == "flatten";
   }
 
-  Image output_of(const Description& one) const {
+  Image output_of(const Description& description) const {
     const auto known = static_cast<int64_t>(images_.size());
-    need(one.in >= 0 && one.in < known && one.other < known, "no such input");
-    const Image& in = images_[static_cast<size_t>(one.in)];
-    if (one.kind == "flatten") return image(in.channels * in.height * in.width, 1, 1);
-    if (!reshapes(one)) {
-      if (one.other >= 0) {
-        const Image& other = images_[static_cast<size_t>(one.other)];
+    need(description.in >= 0 && description.in < known && description.other < known, "no such input");
+    const Image& in = images_[static_cast<size_t>(description.in)];
+    if (description.kind == "flatten") return image(in.channels * in.height * in.width, 1, 1);
+    if (!reshapes(description)) {
+      if (description.other >= 0) {
+        const Image& other = images_[static_cast<size_t>(description.other)];
         need(other.channels == in.channels && other.height == in.height && other.width == in.width,
              "terms of different shapes");
       }
-      need(one.groups > 0 && in.channels % one.groups == 0, "groups that do not divide the channels");
+      need(description.groups > 0 && in.channels % description.groups == 0, "groups that do not divide the channels");
       return image(in.channels, in.height, in.width);
     }
     int64_t out[2];
     for (int k = 0; k < 2; ++k) {
       const int64_t size = k ? in.width : in.height;
-      need(one.kernel[k] > 0 && one.stride[k] > 0 && one.padding[k] >= 0 && one.padding[k] < one.kernel[k] &&
-               one.kernel[k] <= size + 2 * one.padding[k],
+      need(description.kernel[k] > 0 && description.stride[k] > 0 && description.padding[k] >= 0 &&
+               description.padding[k] < description.kernel[k] &&
+               description.kernel[k] <= size + 2 * description.padding[k],
            "a window that does not fit");
-      need(one.kind != "mean_pool" || one.padding[k] == 0, "mean pooling with padding");
-      out[k] = (size + 2 * one.padding[k] - one.kernel[k]) / one.stride[k] + 1;
+      need(description.kind != "mean_pool" || description.padding[k] == 0, "mean pooling with padding");
+      out[k] = (size + 2 * description.padding[k] - description.kernel[k]) / description.stride[k] + 1;
     }
-    return image(one.kind == "convolution" ? one.channels : in.channels, out[0], out[1]);
+    return image(description.kind == "convolution" ? description.channels : in.channels, out[0], out[1]);
   }
 
   // Borders are as wide as any reader needs. Layers that go from pixel to pixel have one geometry on both sides.
   void share_borders() {
-    for (size_t i = 0; i < given_.size(); ++i) {
-      if (given_[i].kind != "convolution") continue;
-      Image &in = images_[static_cast<size_t>(given_[i].in)], &out = images_[i + 1];
-      in.border = std::max({in.border, given_[i].padding[0], given_[i].padding[1]});
-      for (int k = 0; k < 2; ++k) out.border = std::max(out.border, side(given_[i], in, out, k).border());
+    for (size_t i = 0; i < descriptions_.size(); ++i) {
+      if (descriptions_[i].kind != "convolution") continue;
+      Image &in = images_[static_cast<size_t>(descriptions_[i].in)], &out = images_[i + 1];
+      in.border = std::max({in.border, descriptions_[i].padding[0], descriptions_[i].padding[1]});
+      for (int k = 0; k < 2; ++k) out.border = std::max(out.border, side(descriptions_[i], in, out, k).border());
     }
     for (bool changed = true; changed;) {
       changed = false;
-      for (size_t i = 0; i < given_.size(); ++i) {
-        if (reshapes(given_[i])) continue;
-        std::vector<Image*> all{&images_[i + 1], &images_[static_cast<size_t>(given_[i].in)]};
-        if (given_[i].other >= 0) all.push_back(&images_[static_cast<size_t>(given_[i].other)]);
+      for (size_t i = 0; i < descriptions_.size(); ++i) {
+        if (reshapes(descriptions_[i])) continue;
+        std::vector<Image*> all{&images_[i + 1], &images_[static_cast<size_t>(descriptions_[i].in)]};
+        if (descriptions_[i].other >= 0) all.push_back(&images_[static_cast<size_t>(descriptions_[i].other)]);
         int64_t widest = 0;
         for (const Image* each : all) widest = std::max(widest, each->border);
         for (Image* each : all) {
@@ -145,8 +149,9 @@ class Table::Builder {
     for (Image& each : images_) {
       each.padded = whole_groups(each.channels);
       // A product reads its left side number by number.
-      if (&each == &images_.front() && std::all_of(given_.begin(), given_.end(), [](const Description& one) {
-            return (one.in != 0 || one.kind == "convolution") && one.other != 0;
+      if (&each == &images_.front() &&
+          std::all_of(descriptions_.begin(), descriptions_.end(), [](const Description& description) {
+            return (description.in != 0 || description.kind == "convolution") && description.other != 0;
           }))
         each.padded = each.channels;
       each.row = (each.width + 2 * each.border) * each.padded;
@@ -173,14 +178,16 @@ class Table::Builder {
   }
 
   // Torch's [out, in, height, width] as groups of 16 outputs, [height, width, in] in each.
-  int64_t pack_weights(const Description& one, const Image& in, const Image& out) {
-    const int64_t taps = one.kernel[0] * one.kernel[1], depth = taps * in.channels;
-    need(one.weight >= 0 && one.weight + out.channels * depth <= to_.parameters_, "parameters outside the model");
+  int64_t pack_weights(const Description& description, const Image& in, const Image& out) {
+    const int64_t taps = description.kernel[0] * description.kernel[1], depth = taps * in.channels;
+    need(description.weight >= 0 && description.weight + out.channels * depth <= to_.parameters_,
+         "parameters outside the model");
     const int64_t first = pack(whole_groups(out.channels) * depth);
     for (int64_t o = 0; o < out.channels; ++o)
       for (int64_t tap = 0; tap < taps; ++tap)
         for (int64_t c = 0; c < in.channels; ++c)
-          place(one.weight + (o * in.channels + c) * taps + tap, first + weight_at(o, tap * in.channels + c, depth));
+          place(description.weight + (o * in.channels + c) * taps + tap,
+                first + weight_at(o, tap * in.channels + c, depth));
     return first;
   }
 
@@ -190,36 +197,36 @@ class Table::Builder {
 
   void add_layers() {
     zero_ = pack(kChannels);  // nothing is placed there
-    static const std::map<std::string, Kind> kinds{
+    static const std::map<std::string, LayerKind> kinds{
         {"convolution", kConvolution}, {"batch_norm", kNormalise}, {"group_norm", kGroupNorm}, {"sum", kSum},
         {"max_pool", kMaxPool},        {"mean_pool", kMeanPool},   {"flatten", kFlatten}};
-    for (size_t i = 0; i < given_.size(); ++i) {
-      const Description& one = given_[i];
-      const auto kind = kinds.find(one.kind);
-      need(kind != kinds.end(), "unknown layer '" + one.kind + "'");
-      const Image &in = images_[static_cast<size_t>(one.in)], &out = images_[i + 1];
+    for (size_t i = 0; i < descriptions_.size(); ++i) {
+      const Description& description = descriptions_[i];
+      const auto kind = kinds.find(description.kind);
+      need(kind != kinds.end(), "unknown layer '" + description.kind + "'");
+      const Image &in = images_[static_cast<size_t>(description.in)], &out = images_[i + 1];
       Layer layer{};
       layer.kind = kind->second;
-      layer.relu = one.relu;
-      layer.in = static_cast<int32_t>(one.in);
-      layer.other = static_cast<int32_t>(one.other);
+      layer.relu = description.relu;
+      layer.in = static_cast<int32_t>(description.in);
+      layer.other = static_cast<int32_t>(description.other);
       layer.out = static_cast<int32_t>(i + 1);
-      std::copy(one.kernel.begin(), one.kernel.end(), layer.kernel);
-      std::copy(one.stride.begin(), one.stride.end(), layer.stride);
-      std::copy(one.padding.begin(), one.padding.end(), layer.padding);
-      layer.groups = one.groups;
-      layer.eps = one.eps;
-      layer.momentum = one.momentum;
-      layer.mean = one.mean;
-      layer.variance = one.variance;
+      std::copy(description.kernel.begin(), description.kernel.end(), layer.kernel);
+      std::copy(description.stride.begin(), description.stride.end(), layer.stride);
+      std::copy(description.padding.begin(), description.padding.end(), layer.padding);
+      layer.groups = description.groups;
+      layer.eps = description.eps;
+      layer.momentum = description.momentum;
+      layer.mean = description.mean;
+      layer.variance = description.variance;
       layer.bias = -1;
       if (layer.kind == kConvolution) {
-        layer.weight = pack_weights(one, in, out);
-        layer.depth = in.channels * one.kernel[0] * one.kernel[1];
-        if (one.bias >= 0) layer.bias = pack_channels(one.bias, out);
+        layer.weight = pack_weights(description, in, out);
+        layer.depth = in.channels * description.kernel[0] * description.kernel[1];
+        if (description.bias >= 0) layer.bias = pack_channels(description.bias, out);
       } else if (layer.kind == kNormalise || layer.kind == kGroupNorm) {
-        layer.weight = pack_channels(one.weight, out);
-        layer.bias = pack_channels(one.bias, out);
+        layer.weight = pack_channels(description.weight, out);
+        layer.bias = pack_channels(description.bias, out);
       }
       if (layer.kind == kNormalise) {
         Layer sums = layer;
@@ -231,7 +238,7 @@ class Table::Builder {
     }
     Layer last{};
     last.kind = kLoss;
-    last.in = last.out = static_cast<int32_t>(given_.size());
+    last.in = last.out = static_cast<int32_t>(descriptions_.size());
     last.other = -1;
     to_.layers_.push_back(last);
   }
@@ -248,14 +255,14 @@ class Table::Builder {
       learns_[out] = learns_[in] || each.kind == kConvolution || each.kind == kNormalise || each.kind == kGroupNorm ||
                      (each.other >= 0 && learns_[static_cast<size_t>(each.other)]);
     }
-    std::vector<bool> found(images_.size(), false);
+    std::vector<bool> has_slope(images_.size(), false);
     for (auto each = to_.layers_.rbegin(); each != to_.layers_.rend(); ++each) {
       if (each->kind == kNormalise) continue;  // its sums' layer passes the gradient on
-      each->adds = found[static_cast<size_t>(each->in)];
-      found[static_cast<size_t>(each->in)] = true;
+      each->adds = has_slope[static_cast<size_t>(each->in)];
+      has_slope[static_cast<size_t>(each->in)] = true;
       if (each->other < 0) continue;
-      each->other_adds = found[static_cast<size_t>(each->other)];
-      found[static_cast<size_t>(each->other)] = true;
+      each->other_adds = has_slope[static_cast<size_t>(each->other)];
+      has_slope[static_cast<size_t>(each->other)] = true;
     }
     for (Layer& each : to_.layers_)  // BatchNorm's two layers are one to others
       if (each.kind == kMoments) each.out = (&each + 1)->out;
@@ -329,8 +336,8 @@ class Table::Builder {
 
   // Returns the most taps times channels.
   int64_t add_phases(Layer& layer, const Image& in, const Image& out) {
-    const Description& one = given_[static_cast<size_t>(layer.out) - 1];
-    const Side rows = side(one, in, out, 0), columns = side(one, in, out, 1);
+    const Description& description = descriptions_[static_cast<size_t>(layer.out) - 1];
+    const Side rows = side(description, in, out, 0), columns = side(description, in, out, 1);
     std::vector<Phase>& phases = to_.phases_.emplace_back();
     int64_t longest = 0;
     for (int64_t py = 0; py < rows.phases(); ++py)
@@ -385,18 +392,19 @@ class Table::Builder {
     return first;
   }
 
-  Table& to_;
-  const std::vector<Description>& given_;
+  LayerTable& to_;
+  const std::vector<Description>& descriptions_;
   std::vector<Image>& images_ = to_.images_;
   int64_t zero_ = 0;
   std::vector<bool> learns_;
   std::vector<int> readers_;
 };
 
-Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch, int64_t parameters, int64_t buffers)
+LayerTable::LayerTable(ImageShape input, const std::vector<Description>& layers, int64_t batch, int64_t parameters,
+                       int64_t buffers)
     : places_(static_cast<size_t>(std::max<int64_t>(parameters, 0))),
       parameters_(parameters),
-      memory_(std::make_unique<Memory>()) {
+      memory_(std::make_unique<TableMemory>()) {
   need(batch > 0 && batch < 1 << 20, "batch: expected 1..1048575");
   need(parameters >= 0 && parameters < std::numeric_limits<int32_t>::max(), "too many parameters");
   for (const Description& each : layers)
@@ -413,9 +421,9 @@ Table::Table(Shape input, const std::vector<Description>& layers, int64_t batch,
   net_.turning = turning_.data();
 }
 
-Table::~Table() = default;
+LayerTable::~LayerTable() = default;
 
-void Table::train(const Call& call) {
+void LayerTable::train(const TrainCall& call) {
   const cpu::PlainFloats plain;
   store::Block memory;
   {
@@ -436,11 +444,11 @@ void Table::train(const Call& call) {
   memory_->idle.push_back(std::move(memory));
 }
 
-void Table::evaluate(const float* start, float* buffers, const float* x, int64_t samples, float* outputs) {
+void LayerTable::evaluate(const float* start, float* buffers, const float* x, int64_t samples, float* outputs) {
   std::vector<int64_t> index(static_cast<size_t>(samples)), lengths;
   std::iota(index.begin(), index.end(), int64_t{0});
   for (int64_t done = 0; done < samples; done += net_.batch) lengths.push_back(std::min(net_.batch, samples - done));
-  Call call{};
+  TrainCall call{};
   call.start = start;
   call.buffers = buffers;
   call.x = x;

@@ -23,30 +23,31 @@ struct Description {
   int64_t weight = -1, bias = -1, mean = -1, variance = -1;  // places in the flat parameters, and in the buffers
 };
 
-struct Shape {
+struct ImageShape {
   int64_t channels, height, width;
 };
 
 // Owns a network's lists. Any number of threads may train on one.
-class Table {
+class LayerTable {
  public:
   // `batch`: samples of a batch at most. Throws Refusal (csrc/refusal.h) if the layers do not fit each other.
-  Table(Shape input, const std::vector<Description>& layers, int64_t batch, int64_t parameters, int64_t buffers);
-  Table(const Table&) = delete;
-  Table& operator=(const Table&) = delete;
-  ~Table();
+  LayerTable(ImageShape input, const std::vector<Description>& layers, int64_t batch, int64_t parameters,
+             int64_t buffers);
+  LayerTable(const LayerTable&) = delete;
+  LayerTable& operator=(const LayerTable&) = delete;
+  ~LayerTable();
 
   int64_t outputs() const { return images_.back().channels; }
   int64_t batch() const { return net_.batch; }
   // The call's numbers were checked: lengths are 1..batch, indices and labels are in their ranges.
-  void train(const Call& call);
+  void train(const TrainCall& call);
   // Writes the outputs of `samples` inputs, one after the other, with the running statistics.
   void evaluate(const float* start, float* buffers, const float* x, int64_t samples, float* outputs);
 
  private:
   class Builder;
   friend class Builder;
-  struct Memory;
+  struct TableMemory;
 
   std::vector<Image> images_;
   std::vector<Layer> layers_;
@@ -55,7 +56,7 @@ class Table {
   std::vector<int32_t> places_, turning_;
   int64_t parameters_, workspace_ = 0;
   Net net_{};
-  std::unique_ptr<Memory> memory_;  // workspaces that no thread uses now
+  std::unique_ptr<TableMemory> memory_;  // workspaces that no thread uses now
 };
 
 }  // namespace fastagg::train

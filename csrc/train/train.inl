@@ -2,12 +2,12 @@
 // sum over pixels and samples goes through them in order, in parts that only the table of layers tells. Products are
 // fused multiply-adds (IEEE, one rounding) on every instruction set.
 
-using train::Call;
 using train::Image;
 using train::kChannels;
 using train::Layer;
 using train::Net;
 using train::Phase;
+using train::TrainCall;
 
 constexpr int64_t kPart = 64;  // pixels that a gradient's product takes at once: they stay in the L1 cache
 
@@ -18,7 +18,7 @@ FASTAGG_FN F rectified_slope(F slope, F value) { return (F)((U)slope & ~(U)(valu
 
 struct Work {
   const Net& net;
-  const Call& call;
+  const TrainCall& call;
   float* memory;
   int64_t count;         // samples of this batch
   const int64_t* index;  // theirs
@@ -86,8 +86,8 @@ struct Tile {
       FASTAGG_UNROLL
       for (int64_t v = 0; v < kWide; ++v) {
         float* to = out + v / Vectors * p.out_group + v % Vectors * kLanes;
-        const Vector found = p.add ? vector_at<Vector>(to) + sum[t][v] : sum[t][v];
-        put_vector(p.relu ? Simd::larger(Vector{}, found) : found, to);  // NaN stays
+        const Vector value = p.add ? vector_at<Vector>(to) + sum[t][v] : sum[t][v];
+        put_vector(p.relu ? Simd::larger(Vector{}, value) : value, to);  // NaN stays
       }
     }
   }
@@ -138,29 +138,29 @@ FASTAGG_FN void for_vectors(const Image& image, int64_t first, int64_t last, Act
 // Calls act(channel, sums) with the sums over one sample's pixels of `each(offset, channel)`, which returns `Count`
 // vectors. Four partial sums are added at the end, so that additions need not wait for each other.
 template <int Count>
-struct Several {
+struct LaneSums {
   F of[Count];
 };
 template <int Count, typename Each, typename Act>
 FASTAGG_FN void sum_pixels(const Image& image, int64_t sample, Each each, Act act) {
   for (int64_t c = 0; c < image.padded; c += kFloats) {
-    Several<Count> part[4] = {};
+    LaneSums<Count> part[4] = {};
     for (int64_t y = 0; y < image.height; ++y) {
       const int64_t row = sample * image.sample + image.first + y * image.row + c;
       int64_t x = 0;
       for (; x + 4 <= image.width; x += 4) {
         FASTAGG_UNROLL
         for (int64_t k = 0; k < 4; ++k) {
-          const Several<Count> found = each(row + (x + k) * image.padded, c);
-          for (int i = 0; i < Count; ++i) part[k].of[i] += found.of[i];
+          const LaneSums<Count> terms = each(row + (x + k) * image.padded, c);
+          for (int i = 0; i < Count; ++i) part[k].of[i] += terms.of[i];
         }
       }
       for (; x < image.width; ++x) {
-        const Several<Count> found = each(row + x * image.padded, c);
-        for (int i = 0; i < Count; ++i) part[0].of[i] += found.of[i];
+        const LaneSums<Count> terms = each(row + x * image.padded, c);
+        for (int i = 0; i < Count; ++i) part[0].of[i] += terms.of[i];
       }
     }
-    Several<Count> sums;
+    LaneSums<Count> sums;
     for (int i = 0; i < Count; ++i) sums.of[i] = (part[0].of[i] + part[1].of[i]) + (part[2].of[i] + part[3].of[i]);
     act(c, sums);
   }
@@ -192,8 +192,8 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
     float* bias = w.gradient(layer.bias);
     for (int64_t s = first; s < last; ++s)
       sum_pixels<1>(
-          out, s, [&](int64_t i, int64_t) { return Several<1>{{at(dy + i)}}; },
-          [&](int64_t c, const Several<1>& sums) {
+          out, s, [&](int64_t i, int64_t) { return LaneSums<1>{{at(dy + i)}}; },
+          [&](int64_t c, const LaneSums<1>& sums) {
             put_vector(s == 0 ? sums.of[0] : at(bias + c) + sums.of[0], bias + c);
           });
   }
@@ -207,9 +207,10 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
     }
     if (in.slopes < 0) continue;
     // Some rows of every phase, because all phases read the same part of the output's gradient.
-    int64_t most = 0;
-    for (int64_t i = 0; i < layer.phase_count; ++i) most = layer.phases[i].rows > most ? layer.phases[i].rows : most;
-    for (int64_t r = 0; r < most; r += kPart)
+    int64_t largest = 0;
+    for (int64_t i = 0; i < layer.phase_count; ++i)
+      largest = layer.phases[i].rows > largest ? layer.phases[i].rows : largest;
+    for (int64_t r = 0; r < largest; r += kPart)
       for (int64_t i = 0; i < layer.phase_count; ++i) {
         const Phase& phase = layer.phases[i];
         const int64_t left = phase.rows / layer.group * count - r;
@@ -230,8 +231,8 @@ FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t
   for_rows(image, first, last, [&](int64_t offset, int64_t count) {
     for (int64_t pixel = offset; pixel < offset + count; pixel += image.padded)
       for (int64_t c = 0; c < image.padded; c += kFloats) {
-        const F found = Simd::multiply_add(at(x + pixel + c), at(scale + c), at(shift + c));
-        put_vector(layer.relu ? rectified(found) : found, y + pixel + c);
+        const F value = Simd::multiply_add(at(x + pixel + c), at(scale + c), at(shift + c));
+        put_vector(layer.relu ? rectified(value) : value, y + pixel + c);
       }
   });
 }
@@ -259,8 +260,8 @@ FASTAGG_FN void scaled_back(const Work& w, const Slope& slope, int64_t first, in
       for (int64_t k = 0; k < image.padded; k += kFloats) {
         const int64_t i = pixel + k;
         const F value = at(x + i), gradient = slope(at(dy + i), value, k);
-        const F found = Simd::multiply_add(gradient, at(a + k), Simd::multiply_add(value, at(b + k), at(c + k)));
-        put_vector(layer.adds ? at(dx + i) + found : found, dx + i);
+        const F input_slope = Simd::multiply_add(gradient, at(a + k), Simd::multiply_add(value, at(b + k), at(c + k)));
+        put_vector(layer.adds ? at(dx + i) + input_slope : input_slope, dx + i);
       }
   });
 }
@@ -273,7 +274,7 @@ FASTAGG_FN void slope_sums(const Work& w, const Slope& slope, int64_t sample, co
       w.net.images[slope.layer.out], sample,
       [&](int64_t i, int64_t c) {
         const F value = at(x + i), gradient = slope(at(dy + i), value, c);
-        return Several<2>{{gradient, gradient * (value - at(mean + c))}};
+        return LaneSums<2>{{gradient, gradient * (value - at(mean + c))}};
       },
       act);
 }
@@ -302,15 +303,15 @@ void moments(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   for (int64_t s = first; s < last; ++s) {
     const float before = static_cast<float>(s) * pixels, share = pixels / (before + pixels), between = before * share;
     sum_pixels<1>(
-        image, s, [&](int64_t i, int64_t) { return Several<1>{{at(x + i)}}; },
-        [&](int64_t c, const Several<1>& sums) { put_vector(sums.of[0] / splat(pixels), norm.shift + c); });
+        image, s, [&](int64_t i, int64_t) { return LaneSums<1>{{at(x + i)}}; },
+        [&](int64_t c, const LaneSums<1>& sums) { put_vector(sums.of[0] / splat(pixels), norm.shift + c); });
     sum_pixels<1>(
         image, s,
         [&](int64_t i, int64_t c) {
           const F away = at(x + i) - at(norm.shift + c);
-          return Several<1>{{away * away}};
+          return LaneSums<1>{{away * away}};
         },
-        [&](int64_t c, const Several<1>& sums) {
+        [&](int64_t c, const LaneSums<1>& sums) {
           const F mean = at(norm.shift + c), old = s == 0 ? F{} : at(norm.mean + c), away = mean - old;
           put_vector(s == 0 ? mean : Simd::multiply_add(away, splat(share), old), norm.mean + c);
           put_vector(s == 0 ? sums.of[0] : at(norm.squares + c) + (sums.of[0] + away * away * between),
@@ -347,7 +348,7 @@ void normalise_back(const Work& w, const Layer& layer, int64_t first, int64_t la
   const Norm norm(w, layer);
   const Slope slope{layer, norm.scale, norm.shift};
   for (int64_t s = first; s < last; ++s)
-    slope_sums(w, slope, s, norm.mean, [&](int64_t c, const Several<2>& sums) {
+    slope_sums(w, slope, s, norm.mean, [&](int64_t c, const LaneSums<2>& sums) {
       put_vector(s == 0 ? sums.of[0] : at(norm.beta + c) + sums.of[0], norm.beta + c);
       put_vector(s == 0 ? sums.of[1] : at(norm.gamma + c) + sums.of[1], norm.gamma + c);
     });
@@ -406,8 +407,8 @@ FASTAGG_FN void over_group(const Layer& layer, int64_t channels, const float* va
   for (int64_t g = 0; g < channels; g += size) {
     float sum = 0.0f;
     for (int64_t c = g; c < g + size; ++c) sum += gain ? values[c] * gain[c] : values[c];
-    const float found = finish(sum, g);
-    for (int64_t c = g; c < g + size; ++c) out[c] = found;
+    const float value = finish(sum, g);
+    for (int64_t c = g; c < g + size; ++c) out[c] = value;
   }
 }
 
@@ -419,14 +420,14 @@ void group_norm(const Work& w, const Layer& layer, int64_t first, int64_t last) 
   const float count = static_cast<float>(image.height * image.width * (image.channels / layer.groups));
   for (int64_t s = first; s < last; ++s) {
     float *mean = scratch.mean(s), *inverse = scratch.inverse(s);
-    const auto keep = [&](int64_t c, const Several<1>& sums) { put_vector(sums.of[0], scratch.sums + c); };
-    sum_pixels<1>(image, s, [&](int64_t i, int64_t) { return Several<1>{{at(x + i)}}; }, keep);
+    const auto keep = [&](int64_t c, const LaneSums<1>& sums) { put_vector(sums.of[0], scratch.sums + c); };
+    sum_pixels<1>(image, s, [&](int64_t i, int64_t) { return LaneSums<1>{{at(x + i)}}; }, keep);
     over_group(layer, image.channels, scratch.sums, nullptr, mean, [&](float sum, int64_t) { return sum / count; });
     sum_pixels<1>(
         image, s,
         [&](int64_t i, int64_t c) {
           const F away = at(x + i) - at(mean + c);
-          return Several<1>{{away * away}};
+          return LaneSums<1>{{away * away}};
         },
         keep);
     over_group(layer, image.channels, scratch.sums, nullptr, inverse,
@@ -446,14 +447,14 @@ void group_norm_back(const Work& w, const Layer& layer, int64_t first, int64_t l
   for (int64_t s = first; s < last; ++s) {
     const float *mean = scratch.mean(s), *inverse = scratch.inverse(s);
     scratch.transform(s, gain, offset);
-    slope_sums(w, slope, s, mean, [&](int64_t c, const Several<2>& sums) {
+    slope_sums(w, slope, s, mean, [&](int64_t c, const LaneSums<2>& sums) {
       put_vector(sums.of[0], scratch.sums + c);
       put_vector(sums.of[1], scratch.products + c);
     });
     for (int64_t c = 0; c < image.padded; ++c) {
       offset_slope[c] = s == 0 ? scratch.sums[c] : offset_slope[c] + scratch.sums[c];
-      const float found = scratch.products[c] * inverse[c];
-      gain_slope[c] = s == 0 ? found : gain_slope[c] + found;
+      const float value = scratch.products[c] * inverse[c];
+      gain_slope[c] = s == 0 ? value : gain_slope[c] + value;
     }
     if (w.net.images[layer.in].slopes < 0) continue;
     over_group(layer, image.channels, scratch.products, gain, scratch.slope,
@@ -538,15 +539,15 @@ void pool(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const bool largest = layer.kind == train::kMaxPool;
   const F share = splat(1.0f / static_cast<float>(layer.kernel[0] * layer.kernel[1]));
   for_windows(w, layer, first, last, [&](int64_t to, int64_t from, int64_t rows, int64_t columns) {
-    F found = largest ? at(x + from) : F{};
+    F result = largest ? at(x + from) : F{};
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j) {
         const F each = at(x + from + i * in.row + j * in.padded);
         // A NaN is the largest, as in torch.
-        found = largest ? chosen(~(each <= found), each, found) : found + each;
+        result = largest ? chosen(~(each <= result), each, result) : result + each;
       }
-    if (!largest) found = found * share;
-    put_vector(layer.relu ? rectified(found) : found, y + to);
+    if (!largest) result = result * share;
+    put_vector(layer.relu ? rectified(result) : result, y + to);
   });
 }
 
@@ -559,14 +560,14 @@ void pool_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   if (!layer.adds) for_vectors(in, first, last, [&](int64_t i) { put_vector(F{}, dx + i); });
   const F share = splat(1.0f / static_cast<float>(layer.kernel[0] * layer.kernel[1]));
   for_windows(w, layer, first, last, [&](int64_t to, int64_t from, int64_t rows, int64_t columns) {
-    const F slope = at(dy + to), most = at(y + to);
+    const F slope = at(dy + to), largest = at(y + to);
     I left = ~I{};  // the first of equal values gets the gradient
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j) {
         const int64_t place = from + i * in.row + j * in.padded;
         F part = slope * share;
         if (layer.kind == train::kMaxPool) {
-          const I hit = (at(x + place) == most) & left;
+          const I hit = (at(x + place) == largest) & left;
           left &= ~hit;
           part = (F)((U)slope & (U)hit);
         }
@@ -583,9 +584,9 @@ void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   for (int64_t s = first; s < last; ++s) {
     const float* z = w.values(layer.in) + s * image.sample;
     float* slope = w.slopes(layer.in) + s * image.sample;
-    float most = z[0], sum = 0.0f;
-    for (int64_t k = 1; k < classes; ++k) most = z[k] > most ? z[k] : most;
-    for (int64_t k = 0; k < classes; ++k) slope[k] = exp_negative(z[k] - most);
+    float largest = z[0], sum = 0.0f;
+    for (int64_t k = 1; k < classes; ++k) largest = z[k] > largest ? z[k] : largest;
+    for (int64_t k = 0; k < classes; ++k) slope[k] = exp_negative(z[k] - largest);
     for (int64_t k = 0; k < classes; ++k) sum += slope[k];
     for (int64_t k = 0; k < classes; ++k) slope[k] = slope[k] / sum * share;
     slope[w.call.labels[w.index[s]]] -= share;
@@ -666,7 +667,7 @@ void run_batch(const Work& w) {
     int64_t end = pass;
     if (!whole(pass)) {
       while (end < passes && !whole(end)) {
-        const train::Kind kind = layer_of(end++).kind;
+        const train::LayerKind kind = layer_of(end++).kind;
         if (kind == (end <= net.layer_count ? train::kMoments : train::kNormalise)) break;
       }
       for (int64_t first = 0; first < w.count; first += net.block) {
@@ -692,7 +693,7 @@ void put_outputs(const Work& w) {
            static_cast<size_t>(image.channels) * sizeof(float));
 }
 
-void train_client(const Net& net, const Call& call, float* memory) {
+void train_client(const Net& net, const TrainCall& call, float* memory) {
   float *weights = memory + net.weights, *gradient = memory + net.gradient, *velocity = memory + net.velocity;
   float *anchor = memory + net.anchor, *turned = memory + net.turned_weights;
   const int32_t *places = net.places, *turning = net.turning;
@@ -727,8 +728,8 @@ void train_client(const Net& net, const Call& call, float* memory) {
     }
   }
   if (call.outputs) return;
-  const float* found = call.gradient ? gradient : weights;
+  const float* values = call.gradient ? gradient : weights;
   float* out = call.out;
   FASTAGG_NO_CARRY
-  for (int64_t i = 0; i < parameters; ++i) out[i] = call.gradient ? found[places[i]] : found[places[i]] - start[i];
+  for (int64_t i = 0; i < parameters; ++i) out[i] = call.gradient ? values[places[i]] : values[places[i]] - start[i];
 }

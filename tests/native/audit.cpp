@@ -74,7 +74,7 @@ Found audit(const std::string& folder, Rule rule) {
   std::vector<log::Reader::File> files;
   for (const auto& one : bytes)
     files.push_back({"segment", files.size() + 1, one.size(), {one.begin(), one.begin() + log::kBlock}});
-  log::Reader::After after;
+  log::Reader::ExpectedEnd after;
   after.folder = kFolder;
   log::Reader reader(files, [&](size_t i) { return log::Bytes{bytes[i].data(), bytes[i].size(), nullptr}; }, after);
   Server server(rule, kSize);
@@ -91,7 +91,7 @@ std::vector<float> write(const std::string& folder, Rule rule) {
   CHECK(mkdir(folder.c_str(), 0777) == 0);
   const int opened = open(folder.c_str(), O_RDONLY | O_DIRECTORY);
   CHECK(opened >= 0);
-  log::Journal::Start start;
+  log::Journal::LogStart start;
   start.folder = folder, start.folder_id = kFolder, start.number = 1,
   start.segment_bytes = start.pending_bytes = 1 << 22;
   const auto journal = log::Journal::begin(std::make_unique<log::SystemDisk>(opened), start);

@@ -19,7 +19,7 @@ using namespace fastagg;
 namespace {
 
 constexpr int64_t kBlockSize = 1024;
-const cuda::Where kWhere{0, nullptr, nullptr};
+const cuda::LaunchPlace kWhere{0, nullptr, nullptr};
 
 std::mt19937 generator(7);
 
@@ -160,7 +160,7 @@ void combining() {
   for (cuda::HeldRow& row : rows) row.data = values.emplace_back(vector(size)).data(), row.by = 0.5f;
   const cuda::HeldRows all{rows.data(), count, size};
   std::vector<float> out(static_cast<size_t>(size));
-  for (int kind = 0; kind < Combines::kCount; ++kind) cuda::combine(all, {kind, 3}, out.data(), kWhere);
+  for (int kind = 0; kind < CombineKinds::kCount; ++kind) cuda::combine(all, {kind, 3}, out.data(), kWhere);
   const std::vector<int32_t> tiles{0, 1, 4, 5, 8};
   const auto listed = static_cast<int64_t>(tiles.size());
   std::vector<double> sums(static_cast<size_t>(listed * cuda::kSide * cuda::kSide));

@@ -342,8 +342,8 @@ void run_distill(int64_t classes, Hash& hash) {
   labels[rows / 2] = kIgnored;
   for (const int64_t* rows_of_teacher :
        {static_cast<const int64_t*>(nullptr), static_cast<const int64_t*>(which.data())}) {
-    const cpu::Distilled found = cpu::distill(student.data(), probs.data(), labels.data(), entropy.data(),
-                                              rows_of_teacher, rows, rows, classes, 0.1, 0.8, gradient.data());
+    const cpu::DistillationLoss found = cpu::distill(student.data(), probs.data(), labels.data(), entropy.data(),
+                                                     rows_of_teacher, rows, rows, classes, 0.1, 0.8, gradient.data());
     hash.value(found.loss);
     hash.value(found.alpha);
     hash.values(gradient);
@@ -389,7 +389,7 @@ void run_combine(int64_t count, Hash& hash) {
   const int64_t size = 70001;
   std::vector<std::unique_ptr<Floats>> rows;
   std::vector<Update> updates(static_cast<size_t>(count));
-  std::vector<Held> held;
+  std::vector<WeightedUpdate> held;
   for (int64_t k = 0; k < count; ++k) {
     rows.push_back(std::make_unique<Floats>(size, k % 3));
     fill(*rows.back(), random);
@@ -401,7 +401,7 @@ void run_combine(int64_t count, Hash& hash) {
     updates[k].add(rows[k]->data(), size, kFloat32);
   }
   for (size_t k = 0; k < weights.size(); ++k) held.push_back({&updates[k], weights[k]});
-  for (int kind = 0; kind < Combines::kCount; ++kind)
+  for (int kind = 0; kind < CombineKinds::kCount; ++kind)
     for (const int64_t n : {int64_t{1}, int64_t{63}, int64_t{1000}, kBlock}) {
       std::vector<const float*> from;
       for (const auto& row : rows) from.push_back(row->data() + n);
@@ -409,7 +409,7 @@ void run_combine(int64_t count, Hash& hash) {
       cpu::combine_rows({kind, (count - 1) / 3}, from.data(), count, weights.data(), n, out.data());
       hash.values(out);
     }
-  engine::OnCpu runner;
+  engine::CpuRunner runner;
   for (const double square : engine::squared_distances(held, size, runner)) hash.value(square);
 }
 

@@ -50,7 +50,7 @@ struct Seen {
     version = ledger.now, steps = ledger.steps, open = ledger.roster.tasks.count(), known = ledger.roster.known;
     const Sums* const sums = engine.direction->is.sums;
     room = sums ? sums->room() : 0, expired = ledger.leases.expired;
-    if (const auto* const buffer = dynamic_cast<const Buffered*>(engine.direction.get());
+    if (const auto* const buffer = dynamic_cast<const BufferedDirection*>(engine.direction.get());
         buffer && room < kCapacity && buffer->sum.acc)
       sum.assign(buffer->sum.acc.data, buffer->sum.acc.data + server.size);
     const Ledger::State state = ledger.state();
@@ -133,24 +133,24 @@ bool receive_model_in_place(Fixture& on) {
 }
 
 // Tells when a step's first kernel is called. `plants`: it allocates there.
-class Marks : public OnCpu {
+class Marks : public CpuRunner {
  public:
   explicit Marks(bool plants) : plants_(plants) {}
   void step(const Update& update, const Direction& direction, const Optimizer& optimizer) override {
     mark();
-    OnCpu::step(update, direction, optimizer);
+    CpuRunner::step(update, direction, optimizer);
   }
   void accumulate(const Update& update, const float* acc, double weight, float* out) override {
     mark();
-    OnCpu::accumulate(update, acc, weight, out);
+    CpuRunner::accumulate(update, acc, weight, out);
   }
   void recompute_sum(const Rows& rows, const float* weights, float* sum) override {
     mark();
-    OnCpu::recompute_sum(rows, weights, sum);
+    CpuRunner::recompute_sum(rows, weights, sum);
   }
   void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override {
     mark();
-    OnCpu::add_rows(rows, jobs, weights, weight);
+    CpuRunner::add_rows(rows, jobs, weights, weight);
   }
 
  private:

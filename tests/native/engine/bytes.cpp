@@ -83,7 +83,7 @@ void execute(uint8_t kind, const Bytes& body) {
 }
 
 log::Reader reader_of(const Bytes& segment) {
-  log::Reader::After after;
+  log::Reader::ExpectedEnd after;
   after.folder = 11;
   const auto load = [&segment](size_t) { return log::Bytes{segment.data(), segment.size(), nullptr}; };
   const Bytes block(segment.begin(), segment.begin() + static_cast<int64_t>(std::min(log::kBlock, segment.size())));

@@ -23,13 +23,13 @@ constexpr int64_t kCapacity = 3, kClients = 7;
 constexpr double kRate = 0.25, kBeta1 = 0.9, kBeta2 = 0.99, kEps = 1e-3;
 
 // The mean, as what a round becomes: of updates that wait as they came.
-class Mean : public Combine {
+class Mean : public Combiner {
  public:
-  std::vector<double> weigh(const std::vector<Held>& held, int64_t, Runner&, float* weights) const override {
-    for (const Held& one : held) *weights++ = one.by / static_cast<float>(held.size());
+  std::vector<double> weigh(const std::vector<WeightedUpdate>& held, int64_t, Runner&, float* weights) const override {
+    for (const WeightedUpdate& one : held) *weights++ = one.by / static_cast<float>(held.size());
     return {};
   }
-  Combining how(int64_t) const override { return {}; }
+  CombineSetting how(int64_t) const override { return {}; }
 };
 
 struct Server {
@@ -38,7 +38,8 @@ struct Server {
   store::Vector rows, scales, sum, acc;
   std::shared_ptr<Engine> engine;
 
-  Server(Rule which, int64_t elements, bool numbered = true, std::shared_ptr<Runner> runner = std::make_shared<OnCpu>())
+  Server(Rule which, int64_t elements, bool numbered = true,
+         std::shared_ptr<Runner> runner = std::make_shared<CpuRunner>())
       : rule(which), size(elements) {
     const auto memory = store::host_memory();
     const auto zeros = [&](int64_t count) {
@@ -56,11 +57,11 @@ struct Server {
     settings.keeps_versions = true;
     std::shared_ptr<DirectionState> direction;
     if (buffers) {
-      Buffered::Setting setting{kCapacity, false, size};
+      BufferedDirection::Setting setting{kCapacity, false, size};
       if (combines) setting.combine = std::make_shared<Mean>();
       direction = buffer_of(1.0, setting, memory);
     } else if (rule == Rule::kAsgd) {
-      direction = std::make_shared<Single>(-1.0, false, 0.0);
+      direction = std::make_shared<SingleDirection>(-1.0, false, 0.0);
     } else {
       Rows held;
       held.format = plain ? kPlainRows : place_in<Int8>(RowFormats{});
@@ -72,13 +73,13 @@ struct Server {
       const auto again = rule == Rule::kAce ? nullptr : std::make_shared<Resummation>(held, memory, nullptr);
       const int64_t oldest = rule == Rule::kAced ? 1 : -1;
       if (rule == Rule::kCa2fl)
-        direction = std::make_shared<Calibrated>(-1.0, Calibrated::Setting{kClients, kCapacity, true}, held, 1,
-                                                 sum.data, acc.data, again);
+        direction = std::make_shared<CalibratedDirection>(-1.0, CalibratedDirection::Setting{kClients, kCapacity, true},
+                                                          held, 1, sum.data, acc.data, again);
       else
         direction = std::make_shared<AllClients>(
             -1.0, AllClients::Setting{kClients, false, rule == Rule::kAce, oldest, true, 1, sum.data}, held, again);
     }
-    if (rule == Rule::kFedAvg) direction = std::make_shared<Ordered>(std::move(direction));
+    if (rule == Rule::kFedAvg) direction = std::make_shared<OrderedDirection>(std::move(direction));
     OptimizerSettings optimizer;
     optimizer.kind = rule == Rule::kFadas ? place_in<Amsgrad>(Optimizers{}) : place_in<Sgd>(Optimizers{});
     optimizer.lr = kRate;
