@@ -140,7 +140,7 @@ class Table:
             left, right = self._vector(left), self._vector(right)
         same = self.shapes[left.image] == self.shapes[right.image] and left.vector == right.vector
         _need(same, "terms of a sum have different shapes")
-        return self.append("sum", left, self.shapes[left.image], right=right.image)
+        return self.append("sum", left, self.shapes[left.image], other=right.image)
 
     def _vector(self, source: Value) -> Value:
         """Return a value whose channels are the numbers of ``source``, in torch's order, if that is a vector."""
