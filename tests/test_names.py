@@ -1,6 +1,6 @@
 """Names say what a thing is: a class is a noun and has its name for itself, a local is named for the thing.
 
-The C++ sources have the same test in tests/csrc.
+C++ is read with regular expressions.
 """
 
 import ast
@@ -62,3 +62,27 @@ def test_a_local_is_named_for_the_thing() -> None:
     # `_checks.whole(least=, most=)`: the ends of a range
     left = {str(path): names for path, names in held.items() if names and path.parts[0] not in UNNAMED}
     assert left == {"_checks.py": {"most"}}
+
+
+NO_CODE = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"')
+SOURCES = {
+    path: NO_CODE.sub("", path.read_text(encoding="utf-8"))
+    for path in sorted((PACKAGE.parent / "csrc").rglob("*.*"))
+    if path.suffix in (".h", ".cpp", ".inl", ".cu", ".cuh")
+}
+TYPE = re.compile(r"\b(?:struct|class|enum(?: class)?)\s+([A-Z]\w*)(?: final)?(?:\s*:[^;{()]*)?\s*\{")
+
+
+def test_a_type_of_cpp_is_a_noun_of_one_room() -> None:
+    rooms = defaultdict(set)
+    for path, source in SOURCES.items():
+        for name in TYPE.findall(source):
+            rooms[name].add(path.parent)
+    assert len(rooms) > 300
+    assert not [name for name in rooms if name not in {*FIELD, "RowCut"} and not is_noun(name)]
+    assert not {name: places for name, places in rooms.items() if len(places) > 1}
+
+
+def test_a_local_of_cpp_is_named_for_the_thing() -> None:
+    named = re.compile(rf"(?<!\w)(?:{'|'.join(LOCALS)})\b(?=\s*[=;,)({{:\[.]|->)")
+    assert not {str(path): names for path, source in SOURCES.items() if (names := named.findall(source))}
