@@ -85,13 +85,13 @@ struct RowJob {
   bool fresh = false;  // the shadow holds nothing yet: it is taken as zeros, and not read
 };
 
-// An update that waits for its round as it came, and what it is multiplied by.
+// An update that waits for its round, unchanged, and its factor.
 struct WeightedUpdate {
   const Update* update;
   float by;
 };
 
-// What the updates of a round become where that is not their sum.
+// A way to combine a round's updates that is not their sum.
 class Runner;
 class Combiner {
  public:
@@ -150,7 +150,7 @@ struct Noise {
   PastNoise past[kMostPast]{};
 };
 
-// What becomes of a tensor that is turned towards the momentum. It ends before `end`.
+// The factors of a tensor that is turned towards the momentum. It ends before `end`.
 struct Turn {
   int64_t end;
   float weight, along;  // 0: it is not turned

@@ -67,7 +67,7 @@ class AnswerTimer {
     } catch (py::error_already_set& error) {
       if (!error.matches(PyExc_Exception)) throw;  // a signal's, such as KeyboardInterrupt
       error.discard_as_unraisable("the report of a slow update");
-    } catch (const std::bad_alloc&) {  // one report is missing
+    } catch (const std::bad_alloc&) {  // memory is short: this report is left out
     }
   }
 
@@ -199,7 +199,7 @@ struct Batch {
   std::vector<Answer> answers;
   std::vector<py::object> receipts;
   std::vector<py::object> refusals;  // of what could not be read; null: it could
-  py::list outcomes;                 // the caller's, who sees each at once
+  py::list outcomes;                 // the caller's list, which grows with each outcome
   size_t first = 0;                  // of its outcomes
 
   size_t size() const { return answers.size(); }

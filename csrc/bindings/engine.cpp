@@ -62,7 +62,7 @@ auto read_by(Of of) {
 
 // -- settings and state
 
-// `settings`: all that a policy has, by name. "ask" for a formula: it is a user's own.
+// The formulas of a policy. `settings` holds all its numbers by name. "ask" stands for a user's own formula.
 engine::Staleness staleness_of(const std::string& weight, const std::string& rate, const py::dict& settings) {
   const auto number = [&](const char* name, double otherwise) {
     return name != nullptr && settings.contains(name) ? py::cast<double>(settings[name]) : otherwise;

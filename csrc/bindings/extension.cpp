@@ -37,7 +37,7 @@ void set_value(const py::object& cell, py::object value) {
   const py::scoped_critical_section alone(cell);
 }
 
-// Where that attribute of an object is.
+// The cell of an object's attribute.
 py::object cell_of(const py::object& object, const py::object& name) {
   const py::object own = py::getattr(object, "__dict__", py::none());
   if (PyDict_Check(own.ptr())) {
@@ -117,7 +117,7 @@ class PointerMoves : public engine::Change {
   std::unique_ptr<std::vector<py::object>> in_ = std::make_unique<std::vector<py::object>>();  // where the places are
 };
 
-// What Python returns from `prepare`.
+// The result of Python's `prepare`.
 struct PreparedFindings : Findings {
   py::object pieces = py::none();  // to step along
   py::object moves = py::none(), finish = py::none();

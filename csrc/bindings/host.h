@@ -57,7 +57,7 @@ class PythonCall {
   PythonCall& operator=(const PythonCall&) = delete;
   ~PythonCall();
 };
-// What the end of Python waits with (`atexit`).
+// Called at the end of Python (`atexit`), which waits for other calls.
 void end_calls();
 
 // What is at this place of a list or a tuple, or for this key in a dict; null: nothing. Another thread may change the

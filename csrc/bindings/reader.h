@@ -15,7 +15,7 @@ namespace fastagg::bindings {
 
 namespace py = pybind11;
 
-// What an array of a model is. Variances and counts cannot be below zero.
+// The role of an array in a model. Variances and counts cannot be below zero.
 enum class ArrayRole { kParameter, kStatistic, kVariance, kCounter, kCount };
 
 class UpdateReader {

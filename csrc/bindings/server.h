@@ -94,7 +94,7 @@ PyObject* take(ServerObject& server, PyObject* const* args);
 PyObject* take_many(ServerObject& server, PyObject* const* args);
 // Its step is on the disk when it returns: the rate, or None.
 py::object close_round(ServerObject& server, bool if_due);
-// Whoever is sent a version, or answers, ends a round whose time is over.
+// Ends a round whose time is over. Called before a version is sent and before an answer is read.
 inline void close_if_due(ServerObject& server) {
   if (server.by_time) close_round(server, true);
 }

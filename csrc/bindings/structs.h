@@ -38,7 +38,7 @@ int named(const std::string& name, List<Each...>, const char* what) {
   throw SettingError(std::string(what) + ": unknown '" + name + "'; known: " + known);
 }
 
-// The same of an array of names.
+// The place of a name in an array of names.
 template <size_t Count>
 int named(const std::string& name, const char* const (&names)[Count], const char* what) {
   const auto* const place = std::find(std::begin(names), std::end(names), name);

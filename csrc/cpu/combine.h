@@ -44,7 +44,7 @@ class Desks {
     size_t at_ = 0;
   };
 
-  // What each update is multiplied by.
+  // The factor of each update.
   float* weights() { return weights_.data(); }
 
  private:

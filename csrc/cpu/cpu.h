@@ -110,7 +110,7 @@ Distances distances(const Update& update, const float* x, const float* base, boo
 // does a constant.
 bool is_misformed(const Update& numbers, const Update& x, bool is_trained);
 
-// Encoded updates (math/wire.h). `encode` writes the arrays of one whose memory is there, from an update of as many
+// Encoded updates (math/wire.h). `encode` fills the arrays of `into`, which is allocated, from an update of as many
 // elements; of a top-k it chooses the largest, and of equals the first. `ends` is there already. The key is that of the
 // rounding. Returns whether all numbers are finite; if not, what was written is worth nothing.
 bool encode(const Update& update, const Wire& into, const RandomKey& key);

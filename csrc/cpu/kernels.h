@@ -30,7 +30,7 @@ enum FusedDirection : int {
   kAlongs
 };
 
-// What a loop does with the direction: an optimizer's step (its place in the list), or one of these.
+// What a loop does with its direction: an optimizer's step (its place in the list), or one of these.
 constexpr int kGives = Optimizers::kCount;      // out = D
 constexpr int kMoves = Optimizers::kCount + 1;  // nothing more: the sum and the row were updated
 constexpr int kActs = Optimizers::kCount + 2;

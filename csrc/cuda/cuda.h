@@ -27,7 +27,7 @@ struct LaunchPlace {
 int runtime_version();
 int device_count();  // 0 if there is no driver or no device
 
-// What the driver answered. It reports errors in `words` and does not throw.
+// The driver's answers. It reports errors in `words` and does not throw.
 struct Driver {
   int devices = 0;
   int version = 0;    // the newest CUDA version that it supports, as 12040 for 12.4; 0 without a driver
@@ -142,7 +142,7 @@ struct Logits {
   int64_t rows, classes;
 };
 
-// What the teachers give for every row: probabilities, labels and entropies (math/distill.h).
+// The teachers' probabilities, labels and entropies of every row (math/distill.h).
 struct Targets {
   float* probs;
   int64_t* labels;

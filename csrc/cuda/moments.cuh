@@ -124,7 +124,7 @@ __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& 
   if (decays(o.hyper)) each([&](int h, int e) { decay(d.half[h].v[e], x.half[h].v[e], o.hyper); });
   each([&](int h, int e) {
     now[h][e].m = decoded_m(held.m.of[e] >> place(h));
-    // Elements past the vector's end do not change.
+    // Elements past the vector's end get a direction of zero.
     if (!whole && begin + h * kHalf + lane() * kFour + e >= size) d.half[h].v[e] = 0.0f;
   });
   if (has_v) each([&](int h, int e) { now[h][e].v = decoded_v(held.v.of[e] >> place(h)); });

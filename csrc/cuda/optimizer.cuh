@@ -9,7 +9,7 @@ namespace fastagg::cuda {
 // For directions that use rows (cached_step.cu). step() calls it for them.
 void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer,
                  const LaunchPlace& where);
-// The same for directions with noise (noisy_step.cu).
+// A step for directions with noise (noisy_step.cu).
 void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where);
 
 // The part of a Direction without rows that kernels read.
@@ -43,7 +43,7 @@ __device__ __forceinline__ float direction_of(float u, float x, float other, con
 // A thread's moments.
 using ThreadMoments = MomentValues<Quad>;
 
-// Which moments there are. Where the optimizer's kind is a constant these are, too, and leave no branches.
+// Which moments the optimizer has. If its kind is a constant, so are these, and no branches are left.
 struct MomentPresence {
   bool m, v, vhat;
 };

@@ -18,7 +18,7 @@ class Queue {
 
   virtual void settle() noexcept = 0;  // waits for it
 
-  // What is launched from here to `end` is on this stream. A pair within a pair does nothing.
+  // From here to `end` all launches are on this stream. A pair within a pair does nothing.
   virtual void begin(void* stream) = 0;
   virtual void end() noexcept = 0;
   // Lets work on a stream of somebody else's wait for all before. Nothing comes in between on ours.

@@ -28,7 +28,7 @@ __device__ __forceinline__ Dice roll(const RandomKey& key, int64_t block) {
   return dice;
 }
 
-// NaN counts as the largest, because its bits are.
+// The largest magnitude. NaN counts as larger than all, because its bits are.
 __device__ __forceinline__ float absmax(const Halves& x) {
   unsigned largest = 0;
   each([&](int h, int e) {

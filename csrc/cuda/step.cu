@@ -27,7 +27,7 @@ __device__ __forceinline__ void for_each_row(const typename Reader::SourceData& 
   }
 }
 
-// `N` rows: two of a full block, or one that may end early.
+// N is 2 for a full block, or 1 for a row that may end early.
 template <typename Kind, DirectionKind Direct, int N, typename Reader>
 __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const BufferFields& along,
                                           const Factors& by, const Optimizer& optimizer) {

@@ -27,7 +27,7 @@ struct Receipt {
   uint64_t sequence = 0;  // of its record in the log; 0: none
 };
 
-// What an answer holds, and where it lies.
+// The contents of an answer, and where they lie.
 struct Numbers {
   enum AnswerKind {
     kUpdate,  // a delta or a gradient
@@ -35,7 +35,7 @@ struct Numbers {
     kSum,     // of several clients' updates, each of them weighed already
   };
   AnswerKind kind = kUpdate;
-  // Where they are, and what keeps them there. Their owner may write to them at any time, unless `is_private`.
+  // The numbers, and what keeps their memory alive. Their owner may write to them at any time, unless `is_private`.
   Update update;
   store::Owner owner;
   bool is_private = false;
@@ -54,7 +54,7 @@ struct Numbers {
   std::shared_ptr<log::Blob> blob;  // the file that the update was streamed into
   Update on_host;                   // of an update on a device: a copy for the log,
   store::Owner on_host_owner;       // and its owner
-  bool in_host = false;             // it lies in the host's memory, and kernels run on a device
+  bool in_host = false;             // the update lies in host memory although kernels run on a device
 };
 
 struct Answer : Numbers {

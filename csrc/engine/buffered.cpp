@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kLeastRound = 5;  // of so few updates nobody's are too many
 
-// What more than half of these are; -1: none.
+// The number that more than half of these are. -1 if there is none.
 int64_t majority_of(const std::vector<int64_t>& clients) noexcept {
   int64_t candidate = -1, votes = 0;
   for (const int64_t client : clients) {

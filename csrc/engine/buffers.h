@@ -54,7 +54,7 @@ class CombinedBuffer : public BufferedDirection {
   void check_sum(int64_t count) const override;
   void plan_sum(ReadMode mode) override;
   bool sum_fields(Archive& archive) override;
-  // What is combined is not weighted by samples.
+  // Combined updates are not weighted by samples: a number of samples could be a lie.
   float factor(const Contribution& contribution) const {
     return static_cast<float>(contribution.gain * is.sign * contribution.weight);
   }

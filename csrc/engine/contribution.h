@@ -40,7 +40,7 @@ enum class Outcome { kKept, kStep, kIdle };  // waits; the model steps; the vers
 // ones meanwhile.
 enum class ReadMode { kMeasured, kReadOnce, kUpdates, kModels, kStillModels };
 
-// What no element may exceed: then squares are finite, and so are sums of as many as there will ever be.
+// The largest magnitude of an element. Below it all squares and all sums that occur are finite.
 constexpr int32_t kLargestElementBits = 0x5d800000;  // of 2^60 in fp32
 constexpr double kLargestElement = 0x1p60, kLargestSum = 0x1p120, kLargestMoment = 0x1p126, kLargestModel = 3.4028e38;
 constexpr double kRounded = 1.01;   // what rounding to bf16, or to a format for the wire, makes larger, at most

@@ -1,4 +1,4 @@
-// What a server is made of, and what it knows. Its operations (engine.h) and transactions (transaction.h) work on it.
+// The state of a server. Its operations (engine.h) and transactions (transaction.h) work on it, under the lock.
 #pragma once
 
 #include <memory>
@@ -59,7 +59,7 @@ class Core {
   int64_t misformed = 0;  // answers that counted and looked as if they had another form than their senders say
   const Answer* last_misformed = nullptr;  // of the transaction that has just ended
 
-  // What updates are clipped to; 0: nothing.
+  // The norm that updates are clipped to. 0: they are not clipped.
   double clip_norm() const { return direction->is.privacy ? direction->is.privacy->clip() : settings.clip_norm; }
   bool steps_in_python() const { return extension && extension->asks.step; }
   bool prepares(const Answer& answer) const {
@@ -68,7 +68,7 @@ class Core {
   // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
   // kAlreadyCounted, kOtherClient.
   Ledger::TaskReference find(const Answer& answer) const;
-  // What reads a version on the caller's stream comes after all that was asked for.
+  // Makes the caller's stream wait for all work of the device so far.
   void follow() const {
     if (place.device) place.device->follow();
   }

@@ -20,7 +20,7 @@ class Device {
   virtual ~Device() = default;
   virtual void begin() = 0;
   virtual void end() noexcept = 0;  // what was not launched is dropped
-  // What reads a version on the caller's stream waits for it there.
+  // Makes the caller's stream wait until the current version is complete.
   virtual void follow() = 0;
   virtual void settle() noexcept = 0;  // waits for all
   // Keeps memory until the arrival's work is done.
@@ -32,14 +32,14 @@ class Device {
   virtual std::unique_ptr<Inspector> inspector(const Settings& settings, const DirectionState& direction) = 0;
 };
 
-// Where a server's vectors are, and what runs its kernels.
+// The memory of a server's vectors, and the runner of its kernels.
 struct Place {
   std::shared_ptr<store::Memory> memory;
   std::shared_ptr<Runner> runner;
   std::shared_ptr<Device> device;  // null: the processor
 };
 
-// What is asked of a device between two points comes after all before, and is marked.
+// A scope: work that a device gets within it comes after all earlier work, and its end is marked.
 class InOrder {
  public:
   explicit InOrder(const Place& place) : device_(place.device.get()) {

@@ -23,7 +23,7 @@ class Tensors;
 
 namespace fastagg::engine {
 
-// What only sums have: updates wait in them for others.
+// The interface of directions that sum: updates wait in them for others.
 class Sums {
  public:
   bool folds = false;     // several are added in one pass
@@ -38,7 +38,7 @@ class Sums {
   virtual double grace(int64_t) const { return HUGE_VAL; }
   // Whether a round ends, as it is, before a sum of so many updates is added.
   virtual bool closes_before(int64_t) const { return false; }
-  // What updates in it count for.
+  // The weights of the updates that wait in it.
   virtual double total() const { return 0.0; }
   // Of what was planned: the sum, if the step is along it and reads nothing else. Its memory may become the next
   // version's: then `hand_over` comes after `commit`.
@@ -52,7 +52,7 @@ class Sums {
   ~Sums() = default;
 };
 
-// What only rows have: what a checkpoint and a device want of them.
+// The interface of directions with rows, for checkpoints and devices.
 class RowKeeper {
  public:
   int format = kPlainRows;  // of the rows, with or without memory for them
@@ -108,7 +108,7 @@ class DirectionState {
   const Contributions& counted(const Contributions& contributions) const {
     return counted_ != nullptr ? *counted_ : contributions;
   }
-  // Of an immediate step.
+  // The scale of an immediate step.
   double scale(const Contribution& contribution) const {
     return is.divisor > 0.0 ? contribution.share / is.divisor : 1.0;
   }

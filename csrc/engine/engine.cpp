@@ -56,7 +56,7 @@ Model::SentModel Engine::sent_now(int format) {
   return model.sent[format] = made;
 }
 
-// Where the model would be if the momentum went on.
+// The look-ahead: where the model would be if the momentum went on.
 store::Vector Engine::ahead_now() {
   const double rate = optimizer.ahead();
   const store::Vector made = place.memory->vector(settings.size, model.current.dtype);

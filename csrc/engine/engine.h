@@ -17,7 +17,7 @@ namespace fastagg::engine {
 
 constexpr int kAsItIs = -1;  // a format of what is sent
 
-// What a client is sent.
+// A task as a client is sent it.
 struct Task {
   ClientId client;
   int64_t version = 0;
@@ -68,7 +68,7 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
   Lock lock;
 
  private:
-  // What an operation does that is no answer; how many tasks ended.
+  // Executes an operation that is no answer. Returns how many tasks ended.
   int64_t apply(const log::Operation& operation);
   Task send(log::Operation operation, int format = kAsItIs);
   size_t take(Answer* answers, size_t count);

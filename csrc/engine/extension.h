@@ -33,7 +33,7 @@ class Change {
   std::vector<std::pair<int64_t*, int64_t>> numbers;
 };
 
-// What was learned about an update before its step is planned. All of it is optional.
+// The extension's findings about an update, before its step is planned. All of them are optional.
 struct Findings {
   std::optional<double> norm;  // of the update
   std::optional<double> weight, share;
@@ -94,7 +94,7 @@ class Extension {
   Callbacks asks;
 
   virtual Findings prepare(Question question) = 0;
-  // A rule of a user's own. No weight: the update is dropped.
+  // The weight by a user's own staleness policy. None: the update is dropped.
   virtual std::optional<double> weight(int64_t delay) = 0;
   virtual double rate(double lr, const std::vector<int64_t>& delays) = 0;
   struct StepResult {

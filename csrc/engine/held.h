@@ -25,7 +25,7 @@ struct DeviceUpdate : DeviceWire {
   DeviceUpdate(const Wire& from, store::Vector bytes);
 };
 
-// The same in a device's memory, or from there in the host's again.
+// A copy of the update: in a device's memory, or from there in the host's.
 HeldUpdate moved(const HeldUpdate& held, store::Memory& memory, bool there);
 
 // Takes an answer's update over as it came. `by`: what it is multiplied by.

@@ -20,7 +20,7 @@ void weigh(const Core& of, PendingAnswer& pending) {
     pending.counts = false;
 }
 
-// What an answer counts for in a mean.
+// An answer's weight in a mean.
 double share_of(const Settings& settings, const Answer& answer) {
   if (answer.kind == Answer::kSum || !settings.weighs_by_samples) return 1.0;
   if (std::isnan(answer.samples))
@@ -117,7 +117,7 @@ void Stages::inspect_update(PendingAnswer& pending) {
   inspector.inspect(pending, core_.prepares(answer));
 }
 
-// What the extension finds out about an update, its weight and its clipping.
+// Asks the extension about an update, then weighs and clips it.
 void Stages::ask_extension(PendingAnswer& pending) {
   Answer& answer = *pending.answer;
   Contribution& brings = pending.brings;

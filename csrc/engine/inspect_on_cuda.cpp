@@ -110,7 +110,7 @@ class CudaInspector : public Inspector {
     answer.update.add(there, size, kFloat32);
   }
 
-  // What is sent are its bytes. The device makes the numbers.
+  // Only its bytes are sent. The device decodes them.
   void bring_encoded(Answer& answer) const {
     const auto from = store::encoded_in(answer.update);
     const auto there = std::make_shared<DeviceUpdate>(*from, card_.memory->bytes(from->nbytes));

@@ -33,7 +33,7 @@ std::string tail_of(std::vector<int64_t> versions) {
   return text;
 }
 
-// What has happened to a client that the server does not know.
+// Explains why the server does not know a client.
 std::string gone(const Ids& ids, const ClientId& id) {
   const Ids::EndedTask* const last = ids.last(Clients::mark(id), std::nullopt);
   if (last == nullptr) return " was never sent a model, or was forgotten long ago";

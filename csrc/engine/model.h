@@ -13,7 +13,7 @@ namespace fastagg::engine {
 
 class Model {
  public:
-  // What clients are sent of this version: made for the first of them, and the same for all.
+  // The form in which clients are sent this version. It is made for the first of them, and the same for all.
   struct SentModel {
     store::Vector model;
     std::shared_ptr<store::Encoded> encoded;  // that the model was read back from; null: it is the version itself

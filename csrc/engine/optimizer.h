@@ -27,7 +27,7 @@ struct OptimizerSettings {
   double keep(double rate) const { return decoupled ? 1.0 - rate * weight_decay : 1.0; }
 };
 
-// What a kernel needs for a step of this rate. `round`: of a bias correction, or in a period; 0: none.
+// The kernel's settings for a step of this rate. `round`: of a bias correction, or in a period; 0: none.
 Hyper hyper_of(const OptimizerSettings& settings, double lr, double round);
 
 // The client in the key of moments' rounding, which separates it from that of clients' rows.
@@ -38,7 +38,7 @@ constexpr uint32_t kDownloads = kServer - 1, kVersions = kServer - 2, kLookAhead
 // From where to where an optimizer moves the model. The key is that of its rounding, if it is in bf16.
 void set_model(Optimizer& optimizer, const store::Vector& x, const store::Vector& x_out, const RandomKey& key);
 
-// What a kernel needs of m, v and vhat, null if they are not the optimizer's. With `units` they are in 8 bits.
+// The addresses of m, v and vhat for a kernel, null if the optimizer has none. With `units` they are in 8 bits.
 Moments moments_of(const std::array<float*, 3>& all, float* units, int64_t size, const RandomKey& key);
 
 class OptimizerState {
@@ -67,7 +67,7 @@ class OptimizerState {
 
   // A copy that a step may work on while this state stays as it is.
   OptimizerState copy() const;
-  // What a kernel needs for step number `steps`.
+  // The kernel's settings for step number `steps`.
   Optimizer planned(int64_t steps, double lr, const store::Vector& x, const store::Vector& x_out) const;
 
   OptimizerSettings settings;

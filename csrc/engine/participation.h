@@ -25,7 +25,7 @@ class Participation {
   // Throws Refusal, kTooSoon: another answer of this client could not count. `step` is the number of steps so far,
   // `version` the model's, which also moves on at the end of a round without a step.
   void check(const ClientId& id, int64_t step, int64_t version) const;
-  // Where a client is counted. It may allocate, so it comes before anything changes.
+  // The client's place in the counts, added if it is new. It may allocate, so call it before anything changes.
   int64_t place_for(const ClientId& id);
   // An answer counts.
   void count(int64_t place, int64_t step, int64_t version) noexcept {

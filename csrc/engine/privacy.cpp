@@ -10,7 +10,7 @@
 namespace fastagg::engine {
 namespace {
 
-// What a step's key is for: the nonce of its places.
+// The uses of a step's key. Each is the nonce of its random numbers.
 enum NoiseUse : uint64_t { kElements = 0, kCount, kStored };
 
 // Of the master key: no version has this incarnation, which has 63 bits.

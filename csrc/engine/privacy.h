@@ -31,12 +31,12 @@ class Privacy {
   const Setting setting;
   double clip() const { return clip_; }
   void set_key(const ChaChaKey& key) { key_ = key; }
-  // Of a key: says whether another one is the same, and nothing else.
+  // A fingerprint of the key. It says whether another key is the same, and nothing else.
   int64_t key_id() const;
 
   // The next step makes this version.
   void begin(uint64_t incarnation, int64_t version);
-  // Of a step along the sum of these updates and the ones before, divided by so much.
+  // The noise of a step along the sum of these updates and earlier ones, divided by so much.
   void plan(const Contributions& contributions, bool steps, int64_t count);
   Noise noise(double divisor) const;
   double bound(double divisor) const;  // no element of the noise of a mean is larger

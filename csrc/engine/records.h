@@ -22,7 +22,7 @@ class Records {
     if (journal_) journal_->check();
   }
   log::RecordList of(const log::Operation& operation) const;
-  // Of an answer: with room for its numbers.
+  // Begins an answer's record, with room for its numbers.
   void begin(PendingAnswer& pending, const Update& numbers, const Ledger& ledger) const;
   // Writes its outcome, which its receipt tells.
   void decide(PendingAnswer& pending) const;

@@ -17,7 +17,7 @@ struct ReportedStatistics {
   bool has_values() const { return size > 0 || !counters.empty(); }
 };
 
-// What a model allows. Variances and counts cannot be below zero; places are (begin, end).
+// The limits of a model's statistics. Variances and counts cannot be below zero. Places are (begin, end).
 struct StatisticsRules {
   double limit = 0.0;  // of the magnitudes, so that the mean of many clients' stays finite
   std::vector<std::pair<int64_t, int64_t>> variances, counts;

@@ -29,7 +29,7 @@ class Resummation {
 
   // Room for what this arrival begins.
   void begin(int64_t arrival);
-  // What a row weighs in the sum goes away, or comes. The first before the row is written, the second after.
+  // Removes a row's weight from the sum, before the row is written, and adds it again, after.
   void leaves(Runner& runner, int64_t slot, float weight);
   void enters(Runner& runner, int64_t slot, float weight);
   // 16 rows more, and the blocks that are done. `weights`: of the rows as they are now.

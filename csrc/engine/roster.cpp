@@ -56,7 +56,7 @@ void Roster::remove(int64_t place, std::deque<Leases::SentTask>& due) noexcept {
   shrink(due);
 }
 
-// Gives the memory of many forgotten clients back: the others get new places.
+// Frees the memory of many forgotten clients. The others get new places.
 void Roster::shrink(std::deque<Leases::SentTask>& due) noexcept {
   const auto places = static_cast<size_t>(tasks.places());
   if (places < kManyPlaces || static_cast<size_t>(known) * kFewUsed > places) return;

@@ -1,4 +1,4 @@
-// What the rows of clients weigh in their sum, and until when (ACED).
+// The weights of clients' rows in their sum, and when they expire (ACED).
 #pragma once
 
 #include <unordered_map>
@@ -23,7 +23,7 @@ class RowWeights {
   // 0.
   using Terms = std::vector<std::pair<int64_t, float>>;
 
-  // With the next update.
+  // The weights with the next update.
   struct PlannedWeights {
     int64_t client = 0, heard = 0;
     float share = 0.0f, entering = 0.0f, leaving = 0.0f;

@@ -226,7 +226,7 @@ void RoundEndTransaction::decide() {
 
 // -- plan
 
-// What the answers make, and all that the step needs; nothing of it is visible yet.
+// Plans the next version and all that the step needs. Nothing of it is visible yet.
 void Stages::plan_direction(bool closes, ReadMode mode) {
   TransactionScratch& scratch = core_.scratch;
   scratch.contributions.clear();
@@ -357,7 +357,7 @@ void Transaction::run() {
   try {
     core_.direction->run(*core_.place.runner, step_.kernel);
     if (device == nullptr) return;
-    // What only this step may be the last to hold.
+    // The device keeps alive what this step may be the last to hold.
     device->hold(core_.model.current.owner);
     for (const PendingAnswer& pending : pending_) device->hold(pending.base.owner);
     device->launch();
@@ -380,7 +380,7 @@ void Transaction::finish() {
   if (findings.finishes) findings.change->finish(step_.next, core_.settings.size);
 }
 
-// What was there before is let go with this object, because that may run Python's finalizers.
+// The previous version is released when this object dies: earlier it could run Python's finalizers inside the commit.
 void Transaction::commit() noexcept {
   for (const PendingAnswer& pending : pending_)
     for (const int64_t place : pending.participants)

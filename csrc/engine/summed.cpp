@@ -14,7 +14,7 @@ constexpr int64_t kMostBytes = 16;  // a parameter
 
 }  // namespace
 
-// What is only possible while all is in the sum.
+// Only possible while all updates are in the sum.
 void SummedBuffer::tell_traits() noexcept {
   is.reads_once = waiting_.empty();
   folds = is.reads_once && setting_.capacity != 1;
@@ -43,7 +43,7 @@ void SummedBuffer::plan_sum(ReadMode mode) {
   if (!one_alone && !sum.acc) sum.acc = memory_->vector(setting_.size);
   // In place, the memory of a second sum is saved, and each model is read twice.
   in_place_ = mode == ReadMode::kStillModels && !round.versions.empty() && !moves;
-  // What may still fail needs the old sum.
+  // If a later stage fails, the old sum is still needed.
   const bool may_fail = models  ? !in_place_ && !round.versions.empty()
                         : moves ? contributions_.empty() && !terms_.empty()
                                 : mode == ReadMode::kReadOnce && !round.versions.empty();

@@ -44,7 +44,7 @@ struct PendingAnswer {
   bool is_misformed = false;          // it looks as if it had another form than its sender says
 };
 
-// What is planned of a step.
+// The plan of a step.
 struct Step {
   bool planned = false;   // the direction has a plan
   bool has_run = false;   // its kernels have been called
@@ -67,7 +67,7 @@ struct TransactionScratch {
   std::vector<Statistics> statistics;
 };
 
-// What the stages of several kinds do.
+// The stages that several kinds of transactions share.
 class Stages {
  public:
   Stages(const Stages&) = delete;

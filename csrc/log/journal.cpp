@@ -28,7 +28,7 @@ constexpr int kIdleRounds = 20;         // after so many rounds without a record
 constexpr size_t kSpares = 64, kSmall = 65536;  // how many written records are reused, and the largest of them in bytes
 constexpr size_t kLarge = size_t{1} << 20;      // such a record is written by itself, past the system's page cache
 constexpr uint64_t kFirstSegment = 256u << 10;  // segments double up to the largest
-constexpr uint64_t kNew = 500'000'000'000;      // numbers from here on are of no segment
+constexpr uint64_t kNew = 500'000'000'000;      // numbers from here on name new files, and no segment
 constexpr size_t kRoots = 65536;                // so many digests are remembered
 
 thread_local double seconds_waited = 0.0;

@@ -68,7 +68,7 @@ class Journal {
  public:
   enum class Mode { kNone, kStep, kArrival };  // for which answers the sender waits
 
-  // Where the log goes on.
+  // Where a journal goes on writing.
   struct LogStart {
     std::string folder;          // for messages
     uint64_t folder_id = 0;      // its random number

@@ -21,7 +21,7 @@ enum OperationKind : uint8_t {
   kCloseRound,
   kForget,  // a task, or a client with all of its tasks
   kRate,    // the learning rate
-  kExpire,  // tasks of versions below one
+  kExpire,  // all tasks of versions below `version`
   kKinds
 };
 const char* name_of(OperationKind kind);
@@ -80,7 +80,7 @@ struct Operation {
   uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
   int64_t task = 0;          // kDispatch, kHandOn: its id; 0: not known yet
   double rate = 0.0;
-  // Of an answer:
+  // Fields of an answer:
   double share = 1.0;  // in a mean; a sum's weight
   bool again = false;  // it is given once more, as an answer to a new task: its outcome may be another one
   RecordedOutcome decided;

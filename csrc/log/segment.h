@@ -89,7 +89,7 @@ class Reader {
     uint64_t number, size;
     std::vector<uint8_t> block;  // the first one
   };
-  // What is known of the log besides its files.
+  // Where the log must end, from the journal's marks and the checkpoint.
   struct ExpectedEnd {
     uint64_t sequence = 0;  // wanted are the records after this one
     uint64_t folder = 0;    // its number

@@ -55,7 +55,7 @@ FASTAGG_FN void exchange(F& first, F& second) {
   first = smaller;
 }
 
-// The same for a constant number of values.
+// The network of a constant number of values.
 template <int N>
 struct Network {
   uint8_t low[N * 8] = {}, high[N * 8] = {};
@@ -80,7 +80,7 @@ FASTAGG_FN void sort(F* values) {
   }
 }
 
-// What trimmed makes of sorted values; at(k) is the k-th.
+// The trimmed mean of sorted values. at(k) is the k-th.
 template <typename F, typename At>
 FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {
   F sum{};
@@ -88,8 +88,9 @@ FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {
   return sum / static_cast<float>(count - 2 * cut);
 }
 
-// The same for around. The values that count are neighbours. They begin with the smallest; the window moves up for as
-// long as the value that enters is nearer to the median than the one that leaves. chosen(holds, yes, no) chooses.
+// The mean around the median. The values that count are neighbours. They begin with the smallest; the window moves up
+// for as long as the value that enters is nearer to the median than the one that leaves. chosen(holds, yes, no)
+// chooses.
 template <typename F, typename At, typename Chosen>
 FASTAGG_FN F mean_around(int64_t count, int64_t cut, At at, Chosen chosen) {
   const int64_t kept = count - cut;

@@ -24,7 +24,7 @@ struct Decay {
   double part = 1.0;
 };
 
-// What no element of m, and none of v, exceeds in magnitude.
+// Upper bounds of the magnitudes in m and in v.
 struct MomentBounds {
   double m = 0.0, v = 0.0;
 };

@@ -43,7 +43,7 @@ constexpr Whole kWholeZero = 0x4b400000;
 
 FASTAGG_FN int32_t number_of(Whole whole) { return whole - kWholeZero; }
 
-// Limits are set to whole numbers and not to floats, whose comparisons a compiler must keep apart from their NaNs.
+// The limits compare whole numbers: for floats a compiler would have to treat NaN apart, which is slower.
 // absmax/scale may exceed the levels by an ulp, hence the limits.
 FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels) {
   const Whole whole = static_cast<Whole>(bits_of(scaled + dither(random) + kWhole));
@@ -134,7 +134,7 @@ struct Facts {
   bool scaled, random;
 };
 
-// What is known of a format by its number.
+// The facts of a format, by its number.
 FASTAGG_FN Facts format_facts(int format) {
   Facts facts{};
   visit_at(format, RowFormats{}, [&](auto kind) {

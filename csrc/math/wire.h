@@ -253,7 +253,7 @@ struct WireFacts {
   bool unbiased, sparse, tensors;
 };
 
-// What is known of a format by its number.
+// The facts of a format, by its number.
 FASTAGG_FN WireFacts wire_facts(int format) {
   WireFacts facts{};
   visit_at(format, WireFormats{}, [&](auto kind) {

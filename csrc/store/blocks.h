@@ -29,7 +29,7 @@ void trim() noexcept;
 // gives them back when it goes. A block comes back when nobody holds it any more, on any thread.
 class Shelf : public std::enable_shared_from_this<Shelf> {
  public:
-  // At least `nbytes`. Throws std::bad_alloc.
+  // A block of at least `nbytes`. Throws std::bad_alloc.
   std::shared_ptr<void> take(size_t nbytes);
 
  private:

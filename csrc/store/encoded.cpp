@@ -18,7 +18,7 @@ constexpr int64_t kLargest = int64_t{1} << 40;  // elements: then no length over
 
 int64_t width_of(const char* type) { return type[1] - '0'; }
 
-// What the head alone tells, checked.
+// Checks the header. Throws Refusal.
 void check_head(const WireHead& head) {
   if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0) refuse("it does not begin with FAEU");
   if (head.version != kWireVersion) refuse("version " + std::to_string(head.version) + ", expected 1");
@@ -129,7 +129,7 @@ std::shared_ptr<Encoded> Encoded::make(int format, int values, int64_t size, int
   return made;
 }
 
-// What the arrays hold.
+// Checks the values in the arrays. Throws Refusal.
 void Encoded::check() const {
   for (const Array& array : arrays()) {
     if (array.part != kScales) continue;

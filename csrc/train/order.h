@@ -27,7 +27,7 @@ class Pcg64 {
   // 0 to below 1, as Generator.random draws it.
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
 
-  // 0..count-1, as Generator.integers draws it (Lemire 2019: a product's upper half, without the uneven rest).
+  // A number in 0..count-1, as NumPy's Generator.integers draws it (Lemire 2019).
   uint32_t below(uint32_t count) {
     const uint32_t least = (0u - count) % count;
     for (;;) {
