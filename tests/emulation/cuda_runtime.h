@@ -70,6 +70,13 @@ struct Place {
 void exchange(unsigned mask, void* value, size_t bytes, int from);
 int lane();
 void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
+// A kernel's argument, as a launch passes it.
+struct Argument {
+  const void* value;
+  size_t size, alignment;
+};
+// Lets the library that FASTAGG_SIMULATOR names (gpgpusim.cpp) execute a launch. Returns false if none is named.
+bool simulate(const void* kernel, unsigned blocks, unsigned threads, const Argument* arguments, size_t count);
 void sync_block(Place place);
 void sync_warp(Place place);
 void fence(Place place);
@@ -230,6 +237,12 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   const void* const which = reinterpret_cast<const void*>(kernel);
   return emulation::check_device(),
          emulation::launch(config->stream, which, [=, blocks = config->gridDim.x, threads = config->blockDim.x] {
-           emulation::run(blocks, threads, [&] { std::apply(kernel, *taken); });
+           std::apply(
+               [&](auto&... values) {
+                 const emulation::Argument arguments[] = {{&values, sizeof values, alignof(std::decay_t<Expected>)}...};
+                 if (!emulation::simulate(which, blocks, threads, arguments, sizeof...(values)))
+                   emulation::run(blocks, threads, [&] { kernel(values...); });
+               },
+               *taken);
          });
 }

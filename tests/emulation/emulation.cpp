@@ -1,3 +1,4 @@
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -229,6 +230,20 @@ void run(unsigned blocks, unsigned threads, const std::function<void()>& kernel)
     own->run(kernel);
   }
 #endif
+}
+
+bool simulate(const void* kernel, unsigned blocks, unsigned threads, const Argument* arguments, size_t count) {
+  static const auto execute = []() -> void (*)(const void*, unsigned, unsigned, const Argument*, size_t) {
+    const char* const path = getenv("FASTAGG_SIMULATOR");
+    if (path == nullptr) return nullptr;
+    void* const library = dlopen(path, RTLD_LAZY);
+    if (library == nullptr) fprintf(stderr, "emulation: %s\n", dlerror()), abort();
+    return reinterpret_cast<void (*)(const void*, unsigned, unsigned, const Argument*, size_t)>(
+        dlsym(library, "fastagg_simulate"));
+  }();
+  if (execute == nullptr) return false;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return execute(kernel, blocks, threads, arguments, count), true;
 }
 
 void sync_block(Place place) {
