@@ -498,3 +498,11 @@ def gpu(session: nox.Session) -> None:
     """Walk the stages of ``bench/gpu.sh`` without a card: CUDA emulated, small sizes, and what such machines lack."""
     install(session, *needed("test"), *needed("bench"), *COMPILING)
     session.run("bash", "bench/gpu.sh", external=True, env={"DRY": "1", "OUT": str(FOLDER / "gpu")})
+
+
+@target("nightly")
+def gpgpusim(session: nox.Session) -> None:
+    """Let GPGPU-Sim execute nvcc's PTX of the kernels, and count its instructions. It needs nvcc."""
+    debian(session, "bison", "bison", "flex", "zlib1g-dev")
+    install(session, *needed("test"), *COMPILING)
+    script(session, "gpgpusim")
