@@ -1,6 +1,6 @@
 // Executes nvcc's PTX of the kernels in GPGPU-Sim, an outside simulator of NVIDIA's GPUs, for the emulation of CUDA
-// (README.md). Its functional mode alone: no timing. Global memory is this process's own, so the emulation's streams and
-// copies serve it unchanged.
+// (README.md). Its functional mode alone: no timing. Global memory is this process's own, so the emulation's streams
+// and copies serve it unchanged.
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <fcntl.h>
