@@ -11,8 +11,8 @@ constexpr size_t kManyPlaces = 4096, kFewUsed = 8;
 }  // namespace
 
 int64_t Roster::place_for(const ClientId& id) {
-  const int64_t known = clients.find(id);
-  if (known >= 0) return known;
+  const int64_t existing = clients.find(id);
+  if (existing >= 0) return existing;
   const auto places = static_cast<size_t>(tasks.places());
   tasks.reserve_place();
   if (!steps_.empty() && steps_.capacity() == places) steps_.reserve(2 * places + 16);
