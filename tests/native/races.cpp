@@ -19,7 +19,7 @@ using namespace fastagg;
 namespace {
 
 constexpr int64_t kBlockSize = 1024;
-const cuda::LaunchPlace kWhere{0, nullptr, nullptr};
+const cuda::LaunchPlace kWhere{0, nullptr};
 
 std::mt19937 generator(7);
 
