@@ -19,6 +19,7 @@ build_simulator() {
   sed -E -i -e 's/d\.(f32|f64) = a\.f.. \* b\.f.. \+ c\.f..;/d.\1 = std::fma(a.\1, b.\1, c.\1);/' \
     -e 's/my_abs\(a\.f/std::fabs(a.f/' -e 's/tmpdata.s64 = src1_data.s32 \|/tmpdata.s64 = src1_data.u32 |/' \
     -e '/^ptx_reg_t s2f/,/^}/s/y\.s64/x.s64/' -e '/^void bfi_impl/,/^}/{s/(data|src1_data)\.u32/\1.u64/g;s/\(0x00000001\)/1ull/g}' \
+    -e '/^void ld_exec/,/^}/s/if \(type == S16_TYPE/if (type == S8_TYPE || type == S16_TYPE/' \
     -e '/^void (ld_exec|st_impl)/,/^}/s/addr = (\w+)\.u32;/addr = space.get_type() == shared_space ? \1.u32 : \1.u64;/' instructions.cc
   # A warp has its own number, which shuffles need; no folder is made at every block.
   sed -i -e 's/wi.set_active(\(.*get_active_mask()\));/wi.issue(\1, warpId, 0, warpId, 0, 0);/' -e '/mkdir("checkpoint_files"/d' \
@@ -32,17 +33,16 @@ build_simulator() {
   echo 'const char* g_gpgpusim_build_string = "";' >detailed_version
   # What CUDA 13 no longer declares. Of the interconnect only what its constructors call, nothing of the power model.
   echo 'struct textureReference { int normalized, filterMode, addressMode[3]; };' >texture.h
-  flags=(-std=gnu++17 -O2 -w -fPIC -DCUDART_VERSION=13000 -include "$PWD/texture.h" -I "$PWD" -I "$toolkit/include"
-    -iquote "$build/sources" -I "$build/sources/src/intersim2" -I "$build/sources/src")
-  find .. -maxdepth 2 \( -path '../*.cc' -o -path '*/cuda-sim/*.cc' -o -path '*/gpgpu-sim/*.cc' \) >sources
-  find decuda_pred_table ../intersim2 -name decuda_pred_table.cc -o -name stats.cpp -o -name module.cpp >>sources
-  echo "$OLDPWD/tests/emulation/gpgpusim.cpp" >>sources
-  grep -vE 'power_interface|main' sources | xargs -P "$(nproc)" -I '{}' sh -c \
+  flags=(-std=gnu++17 -O2 -w -fPIC -DNDEBUG -DCUDART_VERSION=13000 -DGPGPUSIM_POWER_MODEL -include "$PWD/texture.h" -I "$PWD"
+    -I "$toolkit/include" -iquote "$build/sources" -I ../intersim2 -I .. -I ../accelwattch)
+  ls ../*.cc ./*.cc ../gpgpu-sim/*.cc decuda_pred_table/*.cc ../intersim2/{stats,module}.cpp "$project/tests/emulation/gpgpusim.cpp" |
+    grep -v power_interface | xargs -P "$(nproc)" -I '{}' sh -c \
     'source=$1; shift; exec g++ "$@" -c "$source" -o "'"$build"'/objects/$(basename "$source").o"' - '{}' "${flags[@]}"
   g++ -shared -o "$build/libgpgpusim.so" "$build"/objects/*.o -lz -Wl,-z,lazy
   cp ../../configs/tested-cfgs/SM7_QV100/gpgpusim.config "$build"
 }
-(build_simulator) >"$build/log" 2>&1 || { tail -n 5 "$build/log" && skip "GPGPU-Sim cannot be built"; }
+export build toolkit project=$PWD && export -f build_simulator
+bash -euo pipefail -c build_simulator >"$build/log" 2>&1 || { tail -n 5 "$build/log" && skip "GPGPU-Sim cannot be built"; }
 
 # The build's PTX, less what the simulator's parser does not know: redux and bfind.shiftamt in other instructions,
 # literals of 64 bits as doubles. It executes one instruction after the other, so fences are left out: it takes them for

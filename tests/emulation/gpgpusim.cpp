@@ -19,12 +19,15 @@
 #include "src/gpgpu-sim/gpu-sim.h"
 #include "src/stream_manager.h"
 
-// What GPGPU-Sim's runtime defines, of which nothing else is used here.
+// What parts of GPGPU-Sim define that are left out: its runtime, the interconnect, the power model.
 gpgpu_context* GPGPU_Context() {
   static gpgpu_context* const made = new gpgpu_context();
   return made;
 }
 void ptxinfo_data::ptxinfo_addinfo() {}
+class InterconnectInterface* g_icnt_interface;
+extern "C" void no_power_model() asm("_ZN17gpgpu_sim_wrapperC1EbPcib");  // its constructor
+void no_power_model() {}
 extern void register_ptx_function(const char* name, function_info* function);
 
 namespace {
