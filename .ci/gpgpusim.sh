@@ -33,7 +33,7 @@ build_simulator() {
   echo 'const char* g_gpgpusim_build_string = "";' >detailed_version
   # What CUDA 13 no longer declares. Of the interconnect only what its constructors call, nothing of the power model.
   echo 'struct textureReference { int normalized, filterMode, addressMode[3]; };' >texture.h
-  flags=(-std=gnu++17 -O2 -w -fPIC -DNDEBUG -DCUDART_VERSION=13000 -DGPGPUSIM_POWER_MODEL -include "$PWD/texture.h" -I "$PWD"
+  flags=(-std=gnu++17 -O2 -w -fPIC -DNDEBUG -DCUDART_VERSION=13000 -DGPGPUSIM_POWER_MODEL -DYYDEBUG -include "$PWD/texture.h" -I "$PWD"
     -I "$toolkit/include" -iquote "$build/sources" -I ../intersim2 -I .. -I ../accelwattch)
   ls ../*.cc ./*.cc ../gpgpu-sim/*.cc decuda_pred_table/*.cc ../intersim2/{stats,module}.cpp "$project/tests/emulation/gpgpusim.cpp" |
     grep -v power_interface | xargs -P "$(nproc)" -I '{}' sh -c \
