@@ -21,7 +21,8 @@ build_simulator() {
     -e '/^ptx_reg_t s2f/,/^}/s/y\.s64/x.s64/' -e '/^void bfi_impl/,/^}/{s/(data|src1_data)\.u32/\1.u64/g;s/\(0x00000001\)/1ull/g}' \
     -e '/^void ld_exec/,/^}/s/if \(type == S16_TYPE/if (type == S8_TYPE || type == S16_TYPE/' \
     -e '/^void (ld_exec|st_impl)/,/^}/s/addr = (\w+)\.u32;/addr = space.get_type() == shared_space ? \1.u32 : \1.u64;/' instructions.cc
-  # A warp has its own number, which shuffles need; no folder is made at every block.
+  # A warp has its own number, which shuffles need; no folder is made at every block; an argument of a call is freed twice.
+  sed -i 's/if (m_is_param) free(m_param_value);//' ptx_ir.h
   sed -i -e 's/wi.set_active(\(.*get_active_mask()\));/wi.issue(\1, warpId, 0, warpId, 0, 0);/' -e '/mkdir("checkpoint_files"/d' \
     ../abstract_hardware_model.cc
   for grammar in ptx ptxinfo; do
