@@ -364,7 +364,8 @@ def extras(session: nox.Session) -> None:
     session.run(*PYTEST, "tests/integrations/test_ray.py")
     session.run(*PYTEST, "tests/ops/test_combine.py", "-k", "flower")
     session.run(*PYTEST, "tests/sim/test_run.py", "tests/cli/test_cli.py", "-k", "tracker")
-    session.run(*PYTEST, "tests/rules/test_privacy.py", "-k", "spent")
+    session.run(*PYTEST, "tests/test_trackers.py")
+    session.run(*PYTEST, "tests/rules/test_privacy.py", "-k", "spent or charged")
     session.run(*PYTEST, "-m", "slow", *FLOWER, "-k", "simulation_engine and FADAS")
 
 

@@ -28,11 +28,11 @@ OPTIMIZER: Edits = {
   static constexpr bool kM = true, kV = false, kVhat = false, kScalesV = false, kAlong = false,
                         kPlain = false;
   template <typename L, typename F>
-  FASTAGG_FN void advance(F d, MomentsOf<F>& s, const Hyper&, float decay1, float) {
+  FASTAGG_FN void advance(F d, MomentValues<F>& s, const Hyper&, float decay1, float) {
     s.m = decay1 * s.m + d;
   }
   template <typename L, typename F>
-  FASTAGG_FN F moved(F d, F x, const MomentsOf<F>& s, const Hyper& h) {
+  FASTAGG_FN F moved(F d, F x, const MomentValues<F>&, const MomentValues<F>& s, const Hyper& h) {
     return x + h.lr * (d + h.beta1 * s.m);
   }
   static double reach(const Decay& s, double d, MomentBounds& bound) {
@@ -91,7 +91,7 @@ FORMAT: Edits = {
     "csrc/math/rows.h": [
         (
             "using RowFormats = List<",
-            """struct Int6 : Scaled<31> {
+            """struct Int6 : ScaledCodes<31> {
   static constexpr const char* kName = "int6";
   static constexpr int kBits = 8, kPlanes = 2;
   typedef int8_t Code;
@@ -199,7 +199,8 @@ def main(build: str) -> None:
     if after.pop("FedNesterov", None) is None or after != before:
         sys.exit("the toys changed bits of what was there, or have none of their own")
     counted["a row format"] = (add(FORMAT), add(FORMAT_TESTS))
-    if (said := promised("CONTRIBUTING.md")) != counted:
+    promises = promised("CONTRIBUTING.md")
+    if (said := {what: promises.get(what) for what in counted}) != counted:
         sys.exit(f"CONTRIBUTING.md promises {said}, and it takes {counted} files")
     print(f"files of the package and of tests: {counted}")
 

@@ -18,8 +18,8 @@
 namespace fastagg {
 
 enum Dtype : int { kFloat32 = 0, kFloat16, kBFloat16, kDtypes };
-// A whole update as it was encoded: `data` is its Wire. And on a device: `data` is its WireThere, in the host's memory,
-// with the device's addresses.
+// A whole update as it was encoded: `data` is its Wire. And on a device: `data` is its DeviceWire, in the host's
+// memory, with the device's addresses.
 constexpr Dtype kEncoded = static_cast<Dtype>(8), kDeviceEncoded = static_cast<Dtype>(9);
 struct DeviceWire : Wire {
   const float* numbers = nullptr;  // that it stands for; null: they are let go

@@ -107,7 +107,7 @@ def facts() -> Plain:
     return {
         "fastagg": built.pop("version"),
         "python": platform.python_version(),
-        "torch": version("torch"),
+        "torch": version("torch") if torch is None else str(torch.__version__),
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.release()}",
         "libc": " ".join(platform.libc_ver()),

@@ -53,7 +53,7 @@ def warn(text: str) -> None:
 
 
 class SettingRule(NamedTuple):
-    """What a setting may be besides its type: ``lr: Annotated[float, Rule(least=0)]``.
+    """What a setting may be besides its type: ``lr: Annotated[float, SettingRule(least=0)]``.
 
     Attributes:
         default: its value if it is not given, where nothing else says it.
@@ -157,8 +157,8 @@ def flag(name: str, value: object) -> bool:
 
 
 def fits(name: str, value: Any, hint: Any) -> Any:
-    """Return ``value`` if it is what a type says, with its :class:`Rule`: a number, one of a Literal's words, or a pair
-    of them. A list, which a file has in place of a tuple, becomes one. Other types say nothing here."""
+    """Return ``value`` if it is what a type says, with its :class:`SettingRule`: a number, one of a Literal's words, or
+    a pair of them. A list, which a file has in place of a tuple, becomes one. Other types say nothing here."""
     kinds = dict(_kinds(hint, None))
     if value is None and NoneType in kinds:
         return value

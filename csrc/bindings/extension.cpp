@@ -46,10 +46,10 @@ py::object cell_of(const py::object& object, const py::object& name) {
   }
   throw Refusal(Why::kSetting, py::cast<std::string>(py::str(py::type::handle_of(object))) + ": its state '" +
                                    py::cast<std::string>(py::str(name)) +
-                                   "' is no Swapped attribute (fastagg.storage.cell), or was not set before");
+                                   "' is no SwapCell (fastagg.storage.cell), or was not set before");
 }
 
-// What Python has prepared: (an object, the name of an attribute that is Swapped, its next value), or (a vector of
+// What Python has prepared: (an object, the name of an attribute that is a SwapCell, its next value), or (a vector of
 // int64, an index, its next value).
 class PointerMoves : public engine::Change {
  public:
@@ -240,10 +240,7 @@ void bind_extension(py::module_& m) {
       .def_property_readonly(
           "values",
           [](const engine::ReportedStatistics& reported) { return tensor_or_none(reported.values, reported.size); })
-      .def_readonly("counters", &engine::ReportedStatistics::counters)
-      .def("added", [](const engine::ReportedStatistics& reported, const py::object& sum, float share) {
-        return tensor_or_none(engine::added(reported, vector_of(sum).data, share), reported.size);
-      });
+      .def_readonly("counters", &engine::ReportedStatistics::counters);
   // Functions make what each answer needs, because pybind11's own constructors end the process when there is no memory
   // for an object.
   m.def(

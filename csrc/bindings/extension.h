@@ -9,7 +9,7 @@
 //     statistics(given, outcome)    the model's new statistics, which become its attribute `held`; None: they stay
 //     bounds(model, moments)        bounds of elements: (of the model, of first and of second moments)
 //
-// Moves are [(object, name of a Swapped attribute, value)] or [(vector of int64, index, number)], with all values made
+// Moves are [(object, name of a SwapCell, value)] or [(vector of int64, index, number)], with all values made
 // already; the commit exchanges pointers and numbers, and needs nothing of Python.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Binds the server's own vectors, as torch tensors, for fastagg/model/memory.py.
+// Binds the server's own vectors, as torch tensors, for fastagg/storage/memory.py.
 #include <array>
 
 #include "../store/blocks.h"

@@ -89,11 +89,15 @@ void encode_block(const float* in, int64_t n, const uint32_t* words, uint8_t* co
       scales[b / kScaleBlock] = scale;
       for (int64_t i = 0; i < kScaleBlock; i += Packed::kCount) {
         typename Packed::Word word = 0;
-        for (int64_t k = 0; k < Packed::kCount && i + k < end; ++k) {
+        const auto add = [&](int64_t k) {
           const uint32_t pair = Codec::kRandom ? words[b / kScaleBlock * kCalls + (i + k) % kHalf] : 0;
           const uint32_t code = Codec::code(in[b + i + k], inverse, i + k < kHalf ? pair & 0xffffu : pair >> 16);
           word |= static_cast<typename Packed::Word>(code) << (k * Codec::kBits);
-        }
+        };
+        if (end - i >= Packed::kCount)  // a constant number of codes makes a loop of vectors
+          for (int64_t k = 0; k < Packed::kCount; ++k) add(k);
+        else
+          for (int64_t k = 0; i + k < end; ++k) add(k);
         memcpy(codes + (b + i) * Codec::kBits / 8, &word, Packed::kBytes);
       }
     }

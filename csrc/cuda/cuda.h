@@ -1,8 +1,8 @@
 // CUDA launches. This header is plain C++, so the bindings need no CUDA header. An error has the runtime's message and
 // the name of the launch.
 //
-// Everything is asynchronous on `Where`'s stream. Addresses are in device memory. Results equal the CPU's bit for bit,
-// except for the distillation loss.
+// Everything is asynchronous on the LaunchPlace's stream. Addresses are in device memory. Results equal the CPU's bit
+// for bit, except for the distillation loss.
 #pragma once
 
 #include <cstdint>

@@ -42,7 +42,7 @@ class SummedBuffer : public BufferedDirection {
   std::vector<std::atomic<int32_t>> largest_;  // of their elements
 };
 
-// Updates that wait as they came, because the round becomes something else than their sum (Combine).
+// Updates that wait as they came, because the round becomes something else than their sum (Combiner).
 class CombinedBuffer : public BufferedDirection {
  public:
   using BufferedDirection::BufferedDirection;

@@ -30,11 +30,4 @@ bool fits(const ReportedStatistics& reported, const StatisticsRules& rules) {
   return true;
 }
 
-store::Vector added(const ReportedStatistics& reported, const float* sum, float share) {
-  if (reported.size == 0) return {};
-  store::Vector out = store::new_vector(reported.size);
-  cpu::accumulate(update_of(reported), sum, share, out.data);
-  return out;
-}
-
 }  // namespace fastagg::engine

@@ -24,7 +24,4 @@ struct StatisticsRules {
 };
 bool fits(const ReportedStatistics& reported, const StatisticsRules& rules);
 
-// `share` times the values added to the sum of others (null: there are none), in a new vector.
-store::Vector added(const ReportedStatistics& reported, const float* sum, float share);
-
 }  // namespace fastagg::engine

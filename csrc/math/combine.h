@@ -30,7 +30,8 @@ constexpr int64_t kMostCombined = 1024;  // rows
 // a block of 1,024 elements; blocks are added in order to their group (reduce.h).
 constexpr int64_t kSumLanes = 8;
 
-// How elements are combined: the place in Combines, and how many are cut: of trimmed at each end, of around in all.
+// How elements are combined: the place in CombineKinds, and how many are cut: by TrimmedMean at each end, by
+// MeanAroundMedian in all.
 struct CombineSetting {
   int kind = place_in<Mean>(CombineKinds{});
   int64_t cut = 0;

@@ -281,15 +281,20 @@ class Keeper:
         with watch.timing("held"), self.running.engine.locked:
             sequence = 0 if self.journal is None else self.journal.last
             written = 0 if self.journal is None else self.journal.written
-            if sequence in self.kept:
+            is_written = sequence in self.kept
+            if is_written:
                 self._due = written + self.every
-                return int(sequence)
-            cut = Snapshot(self.parts, self.running, alone=self.journal is None)
-            if self.journal is not None:
-                self.journal.mark()
-            stay = [*self.kept, sequence]
-            del stay[self._to_go(stay)]
-            uploads = {"uploads": self.uploads.recorded(stay[0]), "next_upload": self.uploads.next()}
+            else:
+                cut = Snapshot(self.parts, self.running, alone=self.journal is None)
+                if self.journal is not None:
+                    self.journal.mark()
+                stay = [*self.kept, sequence]
+                del stay[self._to_go(stay)]
+                uploads = {"uploads": self.uploads.recorded(stay[0]), "next_upload": self.uploads.next()}
+        if is_written:
+            if self._wrong or self.uploads.is_full:
+                self.clear()  # a full volume refused this after the checkpoint
+            return int(sequence)
         name = checkpoint_name(sequence)
         more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, **uploads}
 

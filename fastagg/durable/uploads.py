@@ -108,9 +108,12 @@ class Uploads:
         """Remove the file of an upload that nobody needs. One that is large enough becomes the spare one."""
         name = upload_name(number)
         if self.spare and disk.size_of(name) >= self.spare:
-            disk.rename(name, SPARE)
-        else:
-            disk.remove(name)
+            try:
+                return disk.rename(name, SPARE)
+            except OSError as error:
+                if not is_full(error):  # a new name may need a block
+                    raise
+        disk.remove(name)
 
     def recorded(self, after: int = 0) -> dict[int, int]:
         """Return all uploads that a record behind number ``after`` refers to, with its number."""

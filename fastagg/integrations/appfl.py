@@ -94,7 +94,7 @@ class Aggregator(BaseAggregator):
         self._ids = list(self.config["client_ids"]) if self.config.get("client_ids") else None
         self._server: fastagg.Server | None = None
         self.book: Book[Key, str | int | None]  # by client: what it was sent last
-        self._begun, self._is_unclear, self._unnamed_count = False, False, 0
+        self._begun, self._is_unclear, self._is_counted, self._unnamed_count = False, False, False, 0
         self._last: dict[str | int, tuple[int, ...]] = {}  # checksums of each client's last upload, by array
         self._lock = threading.RLock()
         rule = Rule(APPFL, self.config.get("algorithm"), self.config.get("settings"), rounds=self.synchronous)
@@ -134,7 +134,9 @@ class Aggregator(BaseAggregator):
                     self._send(name)
             elif begins and self.server.num_clients is None:  # the initial model: one call may stand for all of them
                 theirs = getattr(scheduler, "scheduler_configs", {}).get("num_clients")
-                self._send_unnamed(int(self.config.get("num_clients") or theirs or client_id is None))
+                number = int(self.config.get("num_clients") or theirs or 0)
+                self._is_counted = number > 0
+                self._send_unnamed(number or int(client_id is None))
             client = _asker() if client_id is None and not begins else client_id
             if client is not None:
                 return self._send(client)
@@ -191,7 +193,8 @@ class Aggregator(BaseAggregator):
         number = number_of(self.server, client, self._ids, "aggregator_kwargs.client_ids")
         self.book.end([client])  # it will not answer that
         task = self._put(client, client, number)
-        if len(self.book.known) >= self._unnamed_count:  # all to whom the initial model went have said who they are
+        # All to whom the initial model went have said who they are.
+        if self._is_counted and len(self.book.known) >= self._unnamed_count:
             self.book.end(self._unnamed())
         return dict(task.views)
 

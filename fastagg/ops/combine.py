@@ -1,4 +1,4 @@
-"""Robust rules: they make one update of several, of which a few may be anything. :data:`ROBUST` is their list."""
+"""Robust rules: they make one update of several, of which a few may be anything. :class:`RobustRule` lists them."""
 
 from __future__ import annotations
 

@@ -131,7 +131,8 @@ class _AdaptiveOptimizer(_KernelOptimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _checks.number("eps", vars(self)["eps"], least=_SMALLEST_EPS if self.eps_root < _SMALLEST_ROOT else 0)
+        least = _SMALLEST_EPS if self.eps_root < _SMALLEST_ROOT else 0
+        _checks.number("eps", getattr(self, "eps", 1.0), least=least)
 
 
 @dataclass(frozen=True)

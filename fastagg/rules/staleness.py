@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, ClassVar, NamedTuple, get_args
 
 from torch import Tensor
@@ -133,7 +133,8 @@ class Staleness(RulePart):
         return self._formulas("ask" if own_weight else self.kernel, "ask" if own_rate else self.rate_kernel)
 
     def _formulas(self, weight: str, rate: str) -> Native:
-        numbers = {name: value for name, value in asdict(self).items() if isinstance(value, (int, float))}
+        settings = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        numbers = {name: value for name, value in settings.items() if isinstance(value, (int, float))}
         return native.engine.Staleness(weight, rate, numbers)
 
     @property

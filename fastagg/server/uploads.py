@@ -142,6 +142,8 @@ class Upload:
     def _is_first(self, turn: threading.Lock) -> bool:
         """Return whether no other call writes to this or ends it. The caller's ``with`` statement locks ``turn`` and
         unlocks it, so no interrupt at any instruction leaves it locked."""
+        if any(other.locked() for other in self._turns.copy()):
+            return False  # and it keeps nobody out who comes after the one that writes
         self._turns.append(turn)
         if next(other for other in self._turns.copy() if other.locked()) is not turn:
             return False

@@ -77,6 +77,7 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         self._session, self._read, self._version = session, read, session.server.version
         self._keep: Callable[[Holder, Reply, Receipt | None], KeptReply] = keep
         self._heard: set[Holder] = set()
+        self._taken: list[tuple[Holder, Receipt]] = []
         self.good: list[KeptReply] = []
         self.bad: list[tuple[Holder, FastaggError]] = []
 
@@ -99,7 +100,7 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         for (reply, task, _), outcome in zip(answers, outcomes, strict=True):
             kept = self._keep(task.who, reply, outcome if isinstance(outcome, Receipt) else None)
             if isinstance(outcome, Receipt):
-                self._session.taken(task.who, outcome)
+                self._taken.append((task.who, outcome))
                 self.good.append(kept)
             else:
                 self.bad.append((task.who, outcome))
@@ -117,6 +118,8 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         tasks.log.info("fastagg: a round of %d updates, version %d", len(self.good), session.server.version)
         for who, error in self.bad:
             session.refused(who, error)
+        for who, receipt in self._taken:
+            session.taken(who, receipt)
         session.failures.check(())
         own = ClientFailure, TaskOver, NonFiniteUpdate, UpdateTooLarge  # which are their client's fault alone
         wrong = [error for _, error in self.bad if not isinstance(error, own)]

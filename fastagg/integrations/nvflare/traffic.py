@@ -20,7 +20,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 import fastagg
 from fastagg._types import Arrays, Plain
-from fastagg.errors import DTypeMismatch, FastaggError, ShapeMismatch, UnknownVersion
+from fastagg.errors import DTypeMismatch, FastaggError, RunFailed, ShapeMismatch, UnknownVersion
 from fastagg.integrations import number_of, replies
 from fastagg.integrations.evaluation import Metrics, Window
 from fastagg.integrations.run import App, Run
@@ -165,7 +165,9 @@ class Traffic:
             held, self.held = self.held, []
             try:
                 outcomes = self.session.take(held)
-            except MemoryError:  # the sum is as it was, and they go with the next ones
+            except RunFailed:
+                raise
+            except BaseException:  # they go with the next ones; what the sum has is refused then
                 self.held = held
                 raise
             if any(isinstance(outcome, Receipt) and outcome.applied for outcome in outcomes):

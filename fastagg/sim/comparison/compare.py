@@ -15,7 +15,7 @@ from fastagg.sim.comparison.cells import check_cells, check_folders, file_name, 
 from fastagg.sim.comparison.groups import Group, grouped, judged
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.runs import output
-from fastagg.sim.runs.result import COMPARISON, Result, begun
+from fastagg.sim.runs.result import COMPARISON, Result, begun, checked_target
 from fastagg.sim.show import findings, plots, series, style
 from fastagg.sim.show.progress import Watcher
 
@@ -114,10 +114,12 @@ def compare(
     of another config is replaced with ``replace``, and otherwise is an error.
 
     Errors before any run: ConfigError if two cells share a folder, ``baseline`` does not exist, or a setting of an
-    unfinished cell is wrong; DataError if it has no data folder. DataError if ``out`` cannot be written, or holds
-    something else.
+    unfinished cell, or ``target``, is wrong; DataError if it has no data folder. DataError if ``out`` cannot be written,
+    or holds something else.
     """
     check_folders(cells)
+    if target is not None:
+        checked_target(target)
     if baseline is not None and baseline not in {t for c in cells for t in (c.method, c.config.name, c.config.label)}:
         known = ", ".join(dict.fromkeys(cell.method or cell.config.name for cell in cells))
         raise ConfigError(f"no baseline {baseline!r} is compared here, known: {known}")

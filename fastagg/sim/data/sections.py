@@ -41,8 +41,8 @@ class OpenSection(Section):
 
 
 def tag_of(kind: type[Section]) -> str:
-    """Return the name that a section has, the first if it has several; "function" if it is any function's."""
-    return (*get_args(kind.model_fields["name"].annotation), "function")[0]
+    """Return the name that a section has, the first if it has several; "module:function" if it is any function's."""
+    return (*get_args(kind.model_fields["name"].annotation), "module:function")[0]
 
 
 def one_of(*kinds: type[Section], default: str | None = None) -> Any:
@@ -52,7 +52,7 @@ def one_of(*kinds: type[Section], default: str | None = None) -> Any:
     def tag(values: object) -> object:
         name = values.get("name") if isinstance(values, Mapping) else getattr(values, "name", None)
         if isinstance(name, str) and is_function(name):
-            return "function"
+            return "module:function"
         return name if name in tags or default is None else default
 
     tagged = tuple(Annotated[kind, Tag(tag_of(kind))] for kind in kinds)

@@ -49,7 +49,7 @@ def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
                 raise ConfigError(f"own: expected fastagg.sim.clients.own.Own(...), got a {type(value).__name__}")
             functions = {f"own.{name}": function for name, function in vars(value).items() if function is not None}
             held, plain = held | functions, plain | dict.fromkeys(functions, "given")
-        elif key == "model" and (hasattr(value, "parameters") or not callable(value)):
+        elif key == "model" and (not callable(value) or (hasattr(value, "parameters") and not isinstance(value, type))):
             wanted = "a function of (shape, classes) that returns the network, such as lambda shape, classes: Net()"
             raise ConfigError(f"model: expected {wanted}, got a {type(value).__name__}")
         elif callable(value) and place in _PLACES:
@@ -87,4 +87,10 @@ def configured(recipe: Config | str | Plain, changes: Plain | None = None, more:
         values = changed({}, dict(sorted(values.items(), key=lambda pair: "." in pair[0])))
     else:
         raise ConfigError(_checks.wrong("config", "a recipe's name, a path, a dict or a Config", recipe))
-    return from_dict(changed(values, change), "the config").holding({**before, **held})
+    # What is passed now takes the place of all that its section had: of a data set, say, the function in its name.
+    stays = {key: value for key, value in before.items() if not any(_overlap(key, new) for new in held)}
+    return from_dict(changed(values, change), "the config").holding({**stays, **held})
+
+
+def _overlap(key: str, other: str) -> bool:
+    return key.startswith(f"{other}.") or other.startswith(f"{key}.")

@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import CheckpointError, ConfigError, DataError
 from fastagg.sim.functions import beside
@@ -43,6 +44,13 @@ COMPARISON = "a comparison"
 Resume = Literal["never", "go on", "again"]
 _log = logging.getLogger("fastagg")
 _told: set[str] = set()  # warnings of this process
+
+
+def checked_target(target: float) -> float:
+    """Return a target if it is an accuracy. ConfigError otherwise."""
+    if not _checks.number("target", target, above=0) <= 1:
+        raise ConfigError(_checks.wrong("target", "a number in (0, 1]", target))
+    return target
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Result:
 
     def at(self, target: float | None, every: int = 1) -> Result:
         """Return the run with its numbers for another ``target``, tested every so many updates."""
-        target = self.config.run.target if target is None else target
+        target = self.config.run.target if target is None else checked_target(target)
         numbers = summarise(self.rows, target, self.summary["stopped"], every) | {"target_updates": every}
         run = self.config.run.model_copy(update={"target": target})
         config = self.config.model_copy(update={"run": run})
