@@ -114,7 +114,7 @@ def compare(
     of another config is replaced with ``replace``, and otherwise is an error.
 
     Errors before any run: ConfigError if two cells share a folder, ``baseline`` does not exist, or a setting of an
-    unfinished cell, or ``target``, is wrong; DataError if it has no data folder. DataError if ``out`` cannot be written,
+    unfinished cell, or ``target``, is wrong; DataError if it has no data folder. DataError if ``out`` is not writable,
     or holds something else.
     """
     check_folders(cells)
