@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs tests of the CUDA kernels and the smoke while GPGPU-Sim executes nvcc's PTX of them, and prints the instructions
-# per element that it counts (tests/emulation/README.md). Takes BUILD. FASTAGG_GPGPUSIM_SOURCES: a clone to use instead
+# that it counts in each kernel (tests/emulation/README.md). Takes BUILD. FASTAGG_GPGPUSIM_SOURCES: a clone to use instead
 # of the public one. Without the sources, or where they do not build, it says that it is skipped.
 set -euo pipefail
 mkdir -p "$1/objects"
@@ -10,7 +10,6 @@ skip() { echo "SKIPPED: $1"; exit 0; }
 for tool in nvcc bison flex; do command -v $tool >"$build/log" || skip "there is no $tool"; done
 git clone -q "${FASTAGG_GPGPUSIM_SOURCES:-https://github.com/accel-sim/gpgpu-sim_distribution}" "$build/sources" &&
   git -C "$build/sources" checkout -q $commit || skip "GPGPU-Sim's sources cannot be fetched"
-
 toolkit=$(nvcc --dryrun -E -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
 build_simulator() {
   cd "$build/sources/src/cuda-sim"
@@ -44,7 +43,6 @@ build_simulator() {
 }
 export build toolkit project=$PWD && export -f build_simulator
 bash -euo pipefail -c build_simulator >"$build/log" 2>&1 || { tail -n 5 "$build/log" && skip "GPGPU-Sim cannot be built"; }
-
 # The build's PTX, less what the simulator's parser does not know: redux and bfind.shiftamt in other instructions,
 # literals of 64 bits as doubles. It executes one instruction after the other, so fences are left out: it takes them for
 # barriers of the block.
@@ -59,7 +57,6 @@ for kernels in csrc/cuda/*.cu; do
     s/(\.[bsu]64\s.*, )(-?\d{10,});/$1 . sprintf("0d%016X", $2) . ";"/e' "$ptx"
 done
 (cd "$build" && grep -l '\.entry' *.ptx >files)
-
 cmake -S . -B "$build/emulated" -G Ninja -DFASTAGG_EMULATE_CUDA=ON -DPython_EXECUTABLE="$(command -v python)" \
   -Dpybind11_DIR="$(python -m pybind11 --cmakedir)" >"$build/log"
 cmake --build "$build/emulated" --target _native >"$build/log" || { cat "$build/log"; exit 1; }
@@ -69,5 +66,5 @@ export PYTHONSAFEPATH=1 PYTHONPATH=$build/package:$PWD/tests FASTAGG_SIMULATOR=$
 python bench/gpu_smoke.py
 python -m pytest -q -p no:cacheprovider tests/csrc/test_cuda_agreement.py --hypothesis-profile sanitizer \
   -k "test_step or test_cached_step or test_reading or test_measure or (test_robust_rules and not 40)"
-! grep -m 3 -E "WARNING (actual|\()|ERROR" "$build/gpgpusim.log"
+if grep -m 3 -E "WARNING (actual|\()|ERROR" "$build/gpgpusim.log"; then exit 1; fi
 sort -t"$(printf '\t')" -k4 -u "$build/counts" | cut -c 1-150 # instructions, blocks, threads, kernel
