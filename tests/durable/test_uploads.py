@@ -22,6 +22,7 @@ import fastagg
 from fastagg import DTypeMismatch, EncodingError, NonFiniteUpdate, ShapeMismatch
 from fastagg.durable import log
 from fastagg.durable.disk import Disk
+from fastagg.durable.keeper import Keeper
 
 SIZE = 1000
 
@@ -315,6 +316,29 @@ def test_where_no_file_can_be_made_uploads_have_the_spare_one_in_turn(
         assert server.version == 2
     with fastagg.open(tmp_path, make) as again:
         assert again.version == 2 and not list(tmp_path.glob("upload-*"))
+
+
+def test_a_volume_that_is_freed_takes_uploads_before_there_is_a_new_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with fastagg.open(tmp_path, make) as server:
+        server.dispatch(0)
+        with monkeypatch.context() as patched:
+            patched.setattr(Disk, "allocate", full)
+            patched.setattr(Disk, "rename", full)
+            patched.setattr(Keeper, "_keep_room", full)
+            with pytest.raises(fastagg.NotDurable), server.receiving(0) as upload:
+                upload.write(data(torch.ones(SIZE)))
+            patched.undo()
+            patched.setattr(Keeper, "_keep_room", full)
+            server.checkpoint()  # is written, and what is cleared after it is refused
+        server.checkpoint()
+        with server.receiving(0) as upload:
+            upload.write(data(torch.ones(SIZE)))
+        assert upload.receipt is not None
 
 
 def test_an_upload_that_ends_after_close_says_so_and_leaves_nothing(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """A part of the package whose declaration lacks something is refused by name, when the package is imported."""
 
 from dataclasses import dataclass, field, make_dataclass
+from threading import Lock
 from typing import Annotated, Any, ClassVar
 
 import pytest
+import torch
 
 import fastagg
 from fastagg import ops, registry, rules
@@ -48,6 +50,22 @@ def test_a_kernel_without_a_class_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(ops.OPTIMIZERS, "lion", ("m",))
     with pytest.raises(fastagg.ConfigError, match="differ: lion"):
         rules._check_lists()
+
+
+def test_a_class_of_ones_own_may_have_slots_and_what_cannot_be_copied() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Slotted(fastagg.Adam):
+        pass
+
+    @dataclass(frozen=True)
+    class Locked(fastagg.Staleness):
+        lock: Any = field(default_factory=Lock, init=False)
+
+        def rate(self, lr: float, delays: Any) -> float:
+            return lr / 2
+
+    server = fastagg.Server(torch.ones(1), optimizer=Slotted(lr=0.1), staleness=Locked())
+    assert server.receive(0, torch.ones(1), version=server.dispatch(0).version).step_size == 0.05
 
 
 def test_a_pair_is_checked_by_its_type() -> None:

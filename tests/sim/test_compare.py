@@ -72,6 +72,13 @@ def test_a_function_of_data_is_what_its_name_would_be(tmp_path):
     )
 
 
+@pytest.mark.parametrize("target", [0, 90, float("nan"), "much"])
+def test_a_target_that_is_no_accuracy_is_refused_before_any_run(target, tmp_path):
+    with pytest.raises(ConfigError, match="target"):
+        sim.compare(NAME, SHORT, seeds=2, target=target, out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_methods_have_equal_chances_to_reach_a_target(tmp_path):
     """Each has its test at every so many updates, those of the one that is tested most rarely."""
     rules = {

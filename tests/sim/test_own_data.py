@@ -34,6 +34,17 @@ def linear(shape, classes, hidden=4):
     return nn.Sequential(nn.Linear(shape[0], hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
+class Network(nn.Linear):
+    def __init__(self, shape, classes):
+        super().__init__(shape[0], classes)
+
+
+def test_what_is_passed_anew_takes_the_place_of_all_that_its_section_had(tiny):
+    first = fastagg.sim.run(tiny(), data=federation(12), model=Network)
+    again = fastagg.sim.run(first.config, {"data": {"name": lambda clients, seed: federation(clients), "clients": 8}})
+    assert (first.config.data.clients, len({row.client for row in again.clients})) == (12, 8)
+
+
 def test_a_program_s_data_and_model_are_trained(tiny, tmp_path):
     result = fastagg.sim.run(tiny(), data=federation(), model=linear, out=tmp_path / "run")
     assert result.summary["fused"] is True and result.summary["parameters"] == 5 * 4 + 4 + 4 * 2 + 2
