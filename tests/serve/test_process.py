@@ -139,24 +139,26 @@ def test_copies_of_large_updates_that_overlap_count_once_and_as_what_was_sent(tm
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 12 MB."""
+    """A disk of 40 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    line = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
+    line = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(folder)]
     if shutil.which("mount") is None or subprocess.run(line, capture_output=True, check=False).returncode:
         pytest.skip("no right to mount a disk")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk_refuses_updates_by_503_until_there_is_room(serve: Serve, small_disk: Path) -> None:
-    server = serve([100_000], folder=small_disk / "state")
-    ann = client_of(server, "ann")
-    update, before = torch.ones(100_000), ann.task()
+def test_a_full_disk_takes_one_update_at_a_time_and_refuses_others_by_503(serve: Serve, small_disk: Path) -> None:
+    size = 500_000
+    server = serve([size], folder=small_disk / "state")
+    ann, bob = (client_of(server, name) for name in ("ann", "bob"))
+    update, before = torch.ones(size), ann.task()
+    bob.task()
     assert server.get("/ready") == b"ready\n"
     with open(small_disk / "other", "wb", buffering=0) as other:
 
-        def is_refused() -> bool:
+        def is_full() -> bool:
             """Fill the disk, of which the server itself gives back what it can, and ask whether it is ready."""
             with contextlib.suppress(OSError):
                 while True:
@@ -166,15 +168,23 @@ def test_a_full_disk_refuses_updates_by_503_until_there_is_room(serve: Serve, sm
             except urllib.error.HTTPError as error:
                 return error.code == 503 and not json.loads(server.get("/health"))["open"]
 
-        server.until(is_refused)
-        head = f"POST /update/ann/{ann._tasks[0].id} HTTP/1.1\r\nContent-Type: application/x-float32\r\nContent-Length"
-        said = rest_of_answer(server.begin(f"{head}: 400000", bytes(400_000)))
+        def head_of(client: HttpClient) -> str:
+            path = f"/update/{client._client}/{client._tasks[0].id}"
+            return f"POST {path} HTTP/1.1\r\nContent-Type: application/x-float32\r\nContent-Length: {4 * size}"
+
+        server.until(is_full)
+        body = update.numpy().tobytes()
+        half = server.begin(head_of(ann), body[: 3 * size])  # it has the file that was made ahead
+        server.until(lambda: not (small_disk / "state" / "spare").exists())
+        said = rest_of_answer(server.begin(head_of(bob), body))
         assert said.startswith(b"HTTP/1.1 503") and b"retry-after" in said and b"NotDurable" in said
-        server.until(is_refused)
+        half.sendall(body[3 * size :])
+        assert rest_of_answer(half).startswith(b"HTTP/1.1 200")
+        server.until(is_full)
         other.truncate(0)
     server.until(lambda: server.get("/ready") == b"ready\n")
-    assert ann.send(update)["version"] == 1
-    assert torch.equal(ann.task(), before + 1)
+    assert bob.send(update)["version"] == 2
+    assert torch.equal(ann.task(), before + 2)
 
 
 def test_tls_with_a_certificate_that_the_client_trusts(

@@ -183,7 +183,7 @@ def test_every_cell_of_every_table_is_a_recipe_with_a_server(name):
         assert config.algorithm.name in presets() or ":" in config.algorithm.name
         module = torch.nn.Linear(2, 2)
         if distill := build_distillation(config, module, torch.zeros(3, 2)):
-            theirs = config.data.name == "solutions:load" or "unlabelled" in config.data.keywords
+            theirs = config.data.name == "solutions:load" or "unlabelled" in config.data.model_dump()
             assert config.unlabelled.share or theirs
         server = build_server(config, module, config.data.clients, distill)
         check_clients(config, server, Own())
