@@ -147,7 +147,7 @@ def script(session: nox.Session, name: str, *arguments: object) -> None:
 
 def compiled_since(begun: float) -> list[str]:
     """Return the objects in the copy that were compiled since then, without the one that holds the sources' digest."""
-    objects = (COPY / "build").rglob("*.cpp.o")
+    objects = (COPY / "build").rglob("*.o")
     return [path.name for path in objects if path.stat().st_mtime > begun and "digest" not in path.name]
 
 
