@@ -34,6 +34,9 @@ from fastagg.sim.runs.passed import configured
 from fastagg.sim.runs.simulation import Simulation
 from fastagg.timing import Stopwatch
 
+sys.path.append(str(Path(__file__).parents[1] / "reproduction"))
+from papers import judge, runs
+
 PAGES = Path(__file__).parents[1] / "docs"
 CLAIMS, MEASURED = PAGES / "reproduction" / "claims.toml", PAGES / "reproduction" / "measured.json"
 BEGIN, END = "<!-- bench/claims.py makes this table -->\n", "<!-- its end -->\n"
@@ -55,13 +58,14 @@ def tables() -> list[str]:
 
 
 def verdicts(folder: Path) -> Measured:
-    """Return what the tables in ``folder`` gave: their claims.md."""
-    found: Measured = {}
-    for path in sorted(folder.glob("*/claims.md")):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines()[2:] if line.startswith("|")]
-        cells = [line.strip("| ").split(" | ") for line in lines]
-        found[path.parent.name] = {claim: [difference, seeds, verdict] for claim, difference, seeds, verdict in cells}
-    return found
+    """Return what the runs of the tables in ``folder`` say of their claims."""
+    measured: Measured = {}
+    for path in sorted(folder.glob("*/comparison.csv")):
+        measured[path.parent.name] = {
+            verdict.text: [str(verdict.difference), str(len(verdict.difference.pairs)), verdict.word]
+            for verdict in judge(path.parent.name, runs(path.parent))
+        }
+    return measured
 
 
 def page_table(measured: Measured) -> str:
@@ -142,7 +146,7 @@ def papers(folder: Path, args: argparse.Namespace) -> None:
 
 def record(folder: Path) -> None:
     measured = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
-    measured.update({table: found for table, found in verdicts(folder).items() if table in tables()})
+    measured.update({table: results for table, results in verdicts(folder).items() if table in tables()})
     MEASURED.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     page = PAGES / "reproduction.md"
     page.write_text(with_table(page.read_text(encoding="utf-8"), measured), encoding="utf-8")

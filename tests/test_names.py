@@ -11,7 +11,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "fastagg"
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
-UNNAMED = ("durable", "integrations", "page", "sim", "storage")  # rooms whose names are still to come
+UNNAMED = ("durable", "integrations", "page", "storage")  # rooms whose names are still to come
 # What the last word of a class's name must not be, besides participles: prepositions, pronouns, numbers and the like.
 NO_NOUNS = (
     "About Above After Against Ahead Along Apart Around At Before Behind Below Beside Between By Coming For From In "

@@ -9,7 +9,7 @@ Rooms:
     recipes/      a run, or a table of runs, as TOML      data/      who holds which samples
     clock/        who trains when, in virtual time        models/    small networks
     clients/      local training, functions of your own   runs/      a run: its parts, its loop, its folder
-    comparison/   comparisons, claims                     show/      progress, tables, pictures, pages
+    comparison/   comparisons, tests                      show/      progress, tables, pictures, pages
 
 Nothing below ``fastagg.sim`` (server, ops) imports it. Importing this package imports neither torch nor
 scikit-learn.
@@ -155,5 +155,4 @@ def compare(
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
     more = _sections(settings, data=data, model=model, own=own)
     members = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
-    settings.setdefault("names", [recipe for recipe in several if isinstance(recipe, str)])
     return run_all(members, _checks.path("out", out), settings.pop("watcher", Printed()), **settings)

@@ -7,7 +7,7 @@ import pytest
 
 from fastagg.sim.comparison.groups import Group
 from fastagg.sim.recipes.config import Config, from_toml
-from fastagg.sim.recipes.tables import Paper
+from fastagg.sim.recipes.tables import ACCURACY
 from fastagg.sim.runs.metrics import ACTIVITIES, Row, summarise
 from fastagg.sim.runs.result import Result
 from fastagg.sim.show.findings import RUN_NUMBERS
@@ -69,7 +69,7 @@ def group(tiny):
     tested there: 1, 3, 5 and so on."""
 
     def build(
-        method: str, *runs: Any, choice: Any = (), paper: Paper = Paper(), seed: int = 0,  # noqa: B008
+        method: str, *runs: Any, choice: Any = (), measure: str = ACCURACY, seed: int = 0,
         delays: dict[int, int] | None = None, notes: Any = (), weighting: str = "uniform",
         version: Callable[[int, float], int] = lambda place, time: 2 * place + 1, **more: Any,
     ) -> Group:  # fmt: skip
@@ -88,6 +88,6 @@ def group(tiny):
             return Result(config, rows, summary, unit, delays or {0: 2, 3: 1})
 
         results = [result(points, number, **more) for number, points in enumerate(runs, seed)]
-        return Group(method.lower(), method, choice, results, paper)
+        return Group(method.lower(), method, choice, results, measure)
 
     return build

@@ -6,7 +6,7 @@ import pytest
 
 from fastagg.sim.comparison.cells import cells
 from fastagg.sim.comparison.groups import Group, grouped, speedups
-from fastagg.sim.recipes.tables import Cell, Paper
+from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.show import findings
 
 
@@ -110,23 +110,30 @@ def test_runs_that_did_not_finish_are_marked(group):
     assert sheet.rows[0][:2] == ["A (1 diverged)", "10.0 (n=1)"] and "the mean is over" in sheet.caption
 
 
-def test_methods_by_settings_stand_beside_the_papers_numbers(group):
-    paper = {"Dir(0.1)": Paper(numbers=(72.0, 0.94)), "Dir(0.3)": Paper(numbers=(75.0,)), "none": Paper()}
-    lines = [group("A", (0.5,), choice=(("setting", s),), paper=p) for s, p in paper.items()]
+def test_methods_by_settings(group):
+    lines = [group("A", (0.5,), choice=(("setting", s),)) for s in ("Dir(0.1)", "Dir(0.3)", "none")]
     lines += [group("B", (0.25,), (0.75,), choice=(("setting", "none"),))]
     sheet = findings.pivot(lines)
     assert sheet.headings == ["method", "Dir(0.1)", "Dir(0.3)", "none"]
     few = "50.0 (n=1)"
-    assert sheet.rows == [["A", f"{few} (72.0±0.9)", f"{few} (75.0)", few], ["B", "–", "–", "50.0±35.4"]]
+    assert sheet.rows == [["A", few, few, few], ["B", "–", "–", "50.0±35.4"]]
     assert findings.pivot(lines[:1]) is None
-    assert "the paper's number in brackets" in sheet.caption
     assert findings.pivot([lines[0], group("B", (0.5,), stopped="diverged")]).rows[1] == ["B", "–", "– (diverged)"]
 
 
-def test_a_papers_other_measure_is_scaled_to_its_numbers(group):
-    late = group("A", (0, 0, 0.5), paper=Paper(numbers=(2257.7,), measure="time_to_target", scale=1.0))
-    assert late.ours().mean == 20.0
-    assert group("A", (0, 0), paper=late.paper).ours().mean is None
+@pytest.mark.parametrize(
+    ("measure", "scale"),
+    [("last5_accuracy_mean", 100), ("best_accuracy", 100), ("client_worst", 100), ("server_share", 100),
+     ("time_to_target", 1), ("uploads_to_target", 1), ("final_loss", 1), ("delay_mean", 1)],
+)  # fmt: skip
+def test_only_a_share_is_in_percent(measure, scale):
+    assert findings.scale(measure) == scale
+
+
+def test_a_table_of_another_measure_has_its_numbers(group):
+    late = [group("A", (0, 0, 0.5), choice=(("lr", v),), measure="time_to_target") for v in (1, 2)]
+    sheet = findings.pivot(late)
+    assert sheet.rows == [["A", "20.0", "20.0"]] and sheet.caption.startswith("Virtual time to the target accuracy:")
 
 
 def test_markdown_has_a_cell_for_every_column_and_escapes_bars(group):

@@ -59,13 +59,12 @@ def base(tmp_path):
     return str(path)
 
 
-def test_cells_are_methods_by_settings_with_the_papers_numbers(base):
+def test_cells_are_methods_by_settings(base):
     table = load(base)
     assert (methods(table), settings(table)) == (["FedBuff", "FedAvg"], ["Dir(0.1)", "Dir(1)"])
     assert [cell.config.label for cell in table.cells] == [
         "FedBuff, Dir(0.1)", "FedBuff, Dir(1)", "FedAvg, Dir(0.1)", "FedAvg, Dir(1)",
     ]  # fmt: skip
-    assert [cell.paper.numbers for cell in table.cells] == [(), (), (), (50.0, 1.5)]
     configs = [cell.config for cell in table.cells]
     assert [c.data.alpha for c in configs] == [0.1, 1.0, 0.1, 1.0]
     assert [c.client.lr for c in configs] == [0.1, 0.3, 0.1, 0.1]
@@ -130,10 +129,6 @@ def test_a_table_can_extend_another(tmp_path, monkeypatch):
         (("alpha = 0.1", "alpha = -0.1"), "FedBuff, Dir(0.1): data.alpha"),
         (('at."Dir(1)"', 'at."Dir(2)"'), "FedBuff has changes at Dir(2), which is no setting"),
         (('at."Dir(1)"', 'not_at = ["Dir(3)"]\nat."Dir(1)"'), "FedBuff has changes at Dir(3)"),
-        (
-            ("[paper", '[[claims]]\ntext = "sooner"\nbetter = ["FedAvg", "c"]\nworse = ["FedBuff", "Dir(1)"]\n[paper'),
-            "sooner",
-        ),
         (("[settings", 'only = ["FedAsync"]\n[settings'), "only"),
         (("[paper.values.FedAvg]", '[grid]\n"data.alpha" = [1.0]\n[paper.values.FedAvg]'), "settings or grid"),
         (("[base]", "[base"), "not valid TOML"),
@@ -187,17 +182,6 @@ def test_every_cell_of_every_table_is_a_recipe_with_a_server(name):
             assert config.unlabelled.share or theirs
         server = build_server(config, module, config.data.clients, distill)
         check_clients(config, server, Own())
-
-
-@pytest.mark.parametrize("name", tables.names())
-def test_the_papers_numbers_belong_to_cells(name):
-    table = load(name)
-    file = tables._read(name)
-    for method, values in file.paper.values.items():
-        # A paper's method that is not a row here has its numbers kept for the reader.
-        if method in methods(table):
-            assert set(values) <= set(settings(table))
-        assert all(len(numbers) in (1, 2) for numbers in values.values())
 
 
 @pytest.mark.parametrize("name", [n for n in tables.names() if not n.endswith("-small") and "fedecho" not in n])

@@ -1,1 +1,1 @@
-"""Several runs: the cells of a comparison, groups of seeds, claims."""
+"""Several runs: the cells of a comparison, groups of seeds, tests."""

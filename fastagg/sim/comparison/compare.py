@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fastagg import _checks
 from fastagg.errors import ConfigError, DataError, RunFailed
 from fastagg.sim.comparison.cells import check_cells, check_folders, file_name, run_cells
-from fastagg.sim.comparison.groups import Group, grouped, judged
+from fastagg.sim.comparison.groups import Group, grouped
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.runs import output
 from fastagg.sim.runs.result import COMPARISON, Result, begun, checked_target
@@ -101,11 +101,8 @@ def compare(
     baseline: str | None = None,
     replace: bool = False,
     picture: str = "png",
-    names: Sequence[str] = (),
 ) -> Comparison:
     """Run ``cells`` into ``out``, in ``jobs`` processes (None: in this one). Write tables and pictures of what ran.
-
-    ``names``: the recipes and tables that the cells come from. Tables may state claims (claims.md).
 
     ``out`` gets comparison.csv (a line per run), table.md (a line per group of seeds), report.html, and
     pictures in the format ``picture``: target (who reaches the target when, beside a baseline), accuracy, delays, lines
@@ -143,14 +140,11 @@ def compare(
     results = {cell.name: result for cell, result in ran}
     every_group = grouped([(cell, results.get(cell.name)) for cell in cells])
     groups, lost = ([group for group in every_group if bool(group.results) is any_ran] for any_ran in (True, False))
-    claims = judged(names, groups)
-    shown = findings.find(groups, claims, baseline, absent, lost)
+    shown = findings.find(groups, baseline, absent, lost)
     with output.writing(out):
         output.write_text(out / "comparison.csv", findings.comparison_csv(ran))
         output.write_text(out / "table.md", "\n".join(sheet.markdown() for sheet in shown.sheets))
         figures = dict(plots.pictures(groups, title, baseline))
-        if claims:
-            output.write_text(out / "claims.md", findings.claims_table(claims).markdown())
         pictures = {out / f"{file_name(name)}.{picture}": figure for name, figure in figures.items()}
         drawn = {path.stem: style.save(figure, path) for path, figure in pictures.items()}
         output.write_text(out / "report.html", findings.report(groups, shown, drawn, title))

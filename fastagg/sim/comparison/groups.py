@@ -1,8 +1,7 @@
-"""Groups of runs that differ only in their seed: means and deviations over seeds, claims, and differences of methods.
+"""Groups of runs that differ only in their seed: means and deviations over seeds, and differences of methods.
 
 Runs with the same seed have the same clients, delays, batches and arrivals. So everything that is said about chance is
-a paired t-test, at LEVEL, of the differences between such runs. A claim is "shown" if Student's interval of 95% is on
-the claimed side of zero, "reversed" if it is on the other side, and a "tie" if it contains zero.
+a paired t-test, at LEVEL, of the differences between such runs.
 
 A run without a number counts, too. One that never reaches its target is compared up to the moment where the first such
 run ended (the difference is that of restricted means). A diverged run has the worst accuracy, 0.
@@ -16,32 +15,29 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from scipy.special import stdtr, stdtrit
 
-from fastagg.sim.recipes import tables
-from fastagg.sim.recipes.tables import NO_PAPER, SETTING, Cell, Choice, Paper
+from fastagg._types import Plain
+from fastagg.sim.recipes.tables import ACCURACY, SETTING, Cell, Choice
 from fastagg.sim.runs.result import Result
 
 LEVEL = 0.05  # how often a test of equal methods says that they differ
 ENDS = {"time_to_target": "virtual_time", "uploads_to_target": "uploads"}  # how far a run came that never got there
-
-Verdict = Literal["shown", "tie", "reversed", "one seed"]
 
 
 @dataclass(frozen=True)
 class Group:
     """One line of a table: a method in one setting, with one result per seed.
 
-    ``name`` is the recipe's name. ``choice`` is the setting: keys and values. ``paper`` has the paper's numbers.
+    ``name`` is the recipe's name. ``choice`` is the setting: keys and values. ``measure``: what the table is about.
     """
 
     name: str
     method: str
     choice: Choice
     results: list[Result]
-    paper: Paper = NO_PAPER
+    measure: str = ACCURACY
 
     @property
     def setting(self) -> str:
@@ -62,9 +58,10 @@ class Group:
     def seeds(self) -> list[int]:
         return [result.config.seed for result in self.results]
 
-    def ours(self) -> Spread:
-        """Return the number measured here that corresponds to the paper's."""
-        return self.over(self.paper.measure, self.paper.scale)
+    @property
+    def summaries(self) -> dict[int, Plain]:
+        """What summary.json says, by seed."""
+        return {result.config.seed: result.summary for result in self.results}
 
     def over(self, key: str, scale: float = 1.0) -> Spread:
         """Return mean and deviation over seeds of a number of summary.json.
@@ -113,7 +110,7 @@ def grouped(runs: Sequence[tuple[Cell, Result | None]]) -> list[Group]:
         method = cell.method or names[name]
         method = name if twice[method] > 1 else method
         results = [result for _, result in members if result is not None]
-        groups.append(Group(name, method, cell.choice, results, cell.paper))
+        groups.append(Group(name, method, cell.choice, results, cell.measure))
     return groups
 
 
@@ -181,12 +178,6 @@ class Difference:
     pairs: Mapping[int, float]
     p: float | None = None
 
-    @property
-    def verdict(self) -> Verdict:
-        if self.p is None:
-            return "one seed"
-        return "tie" if self.p > LEVEL else "shown" if self.mean > 0 else "reversed"
-
     def __str__(self) -> str:
         interval = "" if self.low is None else f" [{self.low:+.1f}, {self.high:+.1f}]"
         return f"{self.mean:+.1f}{interval}"
@@ -196,14 +187,6 @@ class Difference:
         """The ratio, if this is a difference of logarithms."""
         interval = [f"{math.exp(end):.3g}" for end in (self.low, self.high) if end is not None]
         return f"{math.exp(self.mean):.3g}x" + (f" [{', '.join(interval)}]" if interval else "")
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A claim and the runs' result. ``difference`` is better minus worse; if less is better, worse minus better."""
-
-    claim: tables.Claim
-    difference: Difference
 
 
 def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Difference:
@@ -262,48 +245,29 @@ def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None
 
 def _paired_scores(pair: Sequence[Group], measure: str) -> list[dict[int, float]] | None:
     """Return the scores of the seeds that both have, of times and uploads their logarithms; None without such seeds."""
-    sides = scores(pair, measure, 100.0)
+    sides = scores([group.summaries for group in pair], measure, 100.0)
     if measure in ENDS:
         sides = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in sides]
     shared = sides[0].keys() & sides[1].keys()
     return [{seed: side[seed] for seed in sorted(shared)} for side in sides] if shared else None
 
 
-def judged(names: Iterable[str], groups: Sequence[Group]) -> list[Judged]:
-    """Return the claims of the tables in ``names`` for which ``groups`` have runs."""
-    counts = Counter(group.name for group in groups)  # more than one group: the user runs a grid over the table
-    runs = {group.name: group for group in groups if counts[group.name] == 1}
-    verdicts = []
-    for table in (tables.load(name) for name in names if tables.is_table(name)):
-        own = {(cell.method, cell.setting): cell.config.name for cell in table.cells}
-        for claim in table.claims:
-            sides = [runs[own[side]] for side in (claim.better, claim.worse) if own[side] in runs]
-            both = scores(sides[::-1] if claim.less else sides, claim.measure, claim.scale, less=claim.less)
-            if len(both) == 2 and both[0].keys() & both[1].keys():
-                verdicts.append(Judged(claim, paired(*both)))
-    return verdicts
-
-
-def scores(sides: Sequence[Group], measure: str, scale: float = 1.0, *, less: bool = False) -> list[dict[int, float]]:
-    """Return a number of summary.json by seed for each of the ``sides``, also where a run has none.
+def scores(sides: Sequence[Mapping[int, Plain]], measure: str, scale: float = 1.0) -> list[dict[int, float]]:
+    """Return a number of summary.json by seed for each of the ``sides``, which have the runs' summaries by seed, also
+    where a run has none.
 
     A run that never reaches its target was seen not to until it ended, and a diverged one never will. All count up to
-    the first such end. Of other numbers a diverged run has the worst: 0, or, with ``less``, the largest of any run.
+    the first such end. Of other numbers a diverged run has 0.
     """
-    runs = [result.summary for side in sides for result in side.results]
-    known = [run[measure] for run in runs if run.get(measure) is not None]
-    worst = max(known, default=0.0) if less else 0.0
+    runs, worst = [run for side in sides for run in side.values()], 0.0
     if end := ENDS.get(measure):
         seen = [run[end] for run in runs if run[measure] is None and run["stopped"] != "diverged"]
         worst = min(seen, default=max((run[end] for run in runs), default=0.0))
 
-    def score(run: Mapping[str, float | str | None]) -> float | None:
+    def score(run: Plain) -> float | None:
         value = run.get(measure)
         if isinstance(value, float | int):
             return scale * (min(value, worst) if end else value)
         return scale * worst if end or run["stopped"] == "diverged" else None
 
-    return [
-        {result.config.seed: value for result in side.results if (value := score(result.summary)) is not None}
-        for side in sides
-    ]
+    return [{seed: value for seed, run in side.items() if (value := score(run)) is not None} for side in sides]

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, PositiveFloat, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError
 
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
@@ -24,47 +24,20 @@ from fastagg.sim.recipes import config
 FOLDER = "tables"
 
 
-class Measured(Section):
-    """A number: the entry ``measure`` of summary.json times ``scale``; by default 100 for accuracies and shares."""
-
-    measure: str = "last5_accuracy_mean"
-    scale: PositiveFloat = Field(default=None, validate_default=True)
-
-    @field_validator("scale", mode="before")
-    @classmethod
-    def _of_the_measure(cls, scale: object, known: ValidationInfo) -> object:
-        share = re.search("accuracy|share|client_(mean|worst|spread)", known.data.get("measure", ""))
-        return (100.0 if share else 1.0) if scale is None else scale
+ACCURACY = "last5_accuracy_mean"
 
 
-class Paper(Measured):
-    """A paper's own numbers of a ``measure``. A file has those of all cells in ``values``: method -> setting -> [mean]
-    or [mean, deviation]. A cell has its own in ``numbers``, empty if there are none."""
+class Paper(Section):
+    """What a table measures: an entry of summary.json. The paper's own numbers in ``values`` (method -> setting ->
+    [mean] or [mean, deviation]) are for reproduction/papers.py, which puts them beside those of a comparison."""
 
+    measure: str = ACCURACY
     values: dict[str, dict[str, list[float]]] = Field(default={})
-    numbers: tuple[float, ...] = ()
-
-    def at(self, method: str, setting: str) -> Paper:
-        own = tuple(self.values.get(method, {}).get(setting, ()))
-        return self.model_copy(update={"values": {}, "numbers": own})
 
 
-class Claim(Measured):
-    """The claim that ``better``, a method and a setting, is better than ``worse`` in ``measure``. Larger is better,
-    unless ``less``."""
+class TableFile(Section):
+    """The keys of a table's file."""
 
-    text: str
-    better: tuple[str, str]
-    worse: tuple[str, str]
-    less: bool = False
-
-    @field_validator("better", "worse", mode="before")
-    @classmethod
-    def _in_the_only_setting(cls, side: object) -> object:
-        return (*side, "")[: max(2, len(side))] if isinstance(side, list) else side  # TOML has no tuples
-
-
-class _File(Section):
     title: str
     source: str = ""
     extends: str | None = None
@@ -74,10 +47,8 @@ class _File(Section):
     settings: dict[str, Plain] = Field(default={})
     grid: dict[str, list[object]] = Field(default={})
     paper: Paper = Paper()
-    claims: list[Claim] = Field(default=[])
+    claims: list[Plain] = Field(default=[])  # of the paper, for reproduction/papers.py
 
-
-NO_PAPER = Paper()
 
 Choice = tuple[tuple[str, object], ...]  # keys and their values in one cell, in the order of the table and grid
 
@@ -86,13 +57,14 @@ SETTING = "setting"  # the key in a Choice for a table's setting, whose value is
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison; ``method`` is "" if the config's label or name is used. ``setting`` is its column."""
+    """One run of a comparison; ``method`` is "" if the config's label or name is used. ``setting`` is its column, and
+    ``measure`` the entry of summary.json that the table is about."""
 
     config: config.Config
     choice: Choice = ()
     folder: str = ""
     method: str = ""
-    paper: Paper = NO_PAPER
+    measure: str = ACCURACY
     setting: str = ""
 
     @property
@@ -108,7 +80,6 @@ class Table:
     name: str
     title: str
     cells: tuple[Cell, ...]
-    claims: tuple[Claim, ...] = ()
 
 
 def names() -> list[str]:
@@ -125,12 +96,12 @@ def load(name_or_path: str, changes: Plain | None = None) -> Table:
 
     ConfigError if there is no such table, or a cell is not a valid recipe.
     """
-    file, name = _read(name_or_path), Path(name_or_path).stem
+    file, name = read(name_or_path), Path(name_or_path).stem
     named = not name_or_path.endswith(".toml")
     path = Path(str(recipes.file(name, FOLDER)) if named else name_or_path).expanduser()
     cells = []
     for method, own in file.methods.items():
-        for setting, shared in _columns(file).items():
+        for setting, (choice, shared) in _columns(file).items():
             if setting in own.get("not_at", []):
                 continue
             row = {key: value for key, value in own.items() if key not in ("at", "not_at")}
@@ -139,23 +110,8 @@ def load(name_or_path: str, changes: Plain | None = None) -> Table:
             values |= {"name": slug(name, method, setting), "label": label, "about": f"{file.title}."}
             recipe = config.from_dict(config.changed(values, changes or {}), f"{name}, {label}")
             recipe = config.placed(recipe, path)
-            paper = file.paper.at(method, setting)
-            cells.append(Cell(recipe, _choice(setting), method=method, paper=paper, setting=setting))
-    sides = {(cell.method, cell.setting) for cell in cells}
-    for claim in file.claims:
-        for side in (claim.better, claim.worse):
-            if side not in sides:
-                what = f"the claim {claim.text!r} is about {', '.join(side)}, which is not in the table"
-                raise ConfigError(f"{name}: {what}")
-    return Table(name, file.title, tuple(cells), tuple(file.claims))
-
-
-def _choice(setting: str) -> Choice:
-    # A table's grid labels its columns "alpha=0.1, mean=5.0". Other settings are their own label.
-    pairs = [part.partition("=") for part in setting.split(", ")]
-    if all(equals for _, equals, _ in pairs):
-        return tuple((key, value) for key, _, value in pairs)
-    return ((SETTING, setting),) if setting else ()
+            cells.append(Cell(recipe, choice, method=method, measure=file.paper.measure, setting=setting))
+    return Table(name, file.title, tuple(cells))
 
 
 def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Plain:
@@ -170,27 +126,29 @@ def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Plain:
     return merged
 
 
-def _columns(file: _File) -> dict[str, Plain]:
+def _columns(file: TableFile) -> dict[str, tuple[Choice, Plain]]:
+    """Return by the label of each setting what a comparison has as its choice, and the keys that it changes."""
     if not file.grid:
-        return file.settings or {"": {}}
-    columns = {}
+        return {label: (((SETTING, label),), own) for label, own in file.settings.items()} or {"": ((), {})}
+    columns: dict[str, tuple[Choice, Plain]] = {}
     for combination in itertools.product(*file.grid.values()):
         changes = dict(zip(file.grid, combination, strict=True))
-        label = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in changes.items())
-        columns[label] = config.changed({}, changes)
+        choice = tuple((key.rpartition(".")[2], str(value)) for key, value in changes.items())
+        columns[", ".join(f"{key}={value}" for key, value in choice)] = choice, config.changed({}, changes)
     return columns
 
 
-def _read(name_or_path: str) -> _File:
+def read(name_or_path: str) -> TableFile:
+    """Return what a table's file says, on top of the one that it extends. ConfigError if something is wrong."""
     values = _parse(name_or_path)
     try:
-        file = _File.model_validate(values)
+        file = TableFile.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{name_or_path}: {config.explain(error, _File)}") from None
+        raise ConfigError(f"{name_or_path}: {config.explain(error, TableFile)}") from None
     if file.grid and file.settings:
         raise ConfigError(f"{name_or_path}: give settings or grid, not both")
     if file.extends is not None:
-        file = _on_top(_read(file.extends), file)
+        file = _on_top(read(file.extends), file)
     if unknown := [method for method in file.only if method not in file.methods]:
         raise ConfigError(f"{name_or_path}: only names unknown methods: {', '.join(unknown)}")
     for method, own in file.methods.items():
@@ -199,7 +157,7 @@ def _read(name_or_path: str) -> _File:
     return file
 
 
-def _on_top(below: _File, above: _File) -> _File:
+def _on_top(below: TableFile, above: TableFile) -> TableFile:
     methods = {**below.methods, **above.methods}
     if above.only:
         methods = {label: methods[label] for label in above.only if label in methods}

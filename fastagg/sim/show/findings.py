@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,17 +14,15 @@ from fastagg.sim.comparison.groups import (
     LEVEL,
     Contrast,
     Group,
-    Judged,
     Spread,
     by_setting,
     contrasts,
     goal,
-    holm,
     name_of,
     speedups,
 )  # fmt: skip
 from fastagg.sim.recipes.config import to_toml
-from fastagg.sim.recipes.tables import Cell, Paper
+from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.runs.metrics import duration, seconds, unit_text
 from fastagg.sim.runs.output import csv_text
 from fastagg.sim.runs.result import Result
@@ -35,12 +34,12 @@ RUN_NUMBERS = (
     "versions", "bytes_up", "bytes_down", "delay_mean", "delay_median", "delay_max", "tau_avg", "tau_median", "tau_max",
 )  # fmt: skip
 
-# Titles of the papers' measures, by (measure, scale). Other measures are called by their names.
-MEASURES = {
-    ("last5_accuracy_mean", 100.0): "Accuracy of a run's last five versions, %",
-    ("final_accuracy", 100.0): "Final accuracy, %",
-    ("best_accuracy", 100.0): "Best accuracy, %",
-    ("time_to_target", 1.0): "Virtual time to the target accuracy",
+# Titles of the tables' measures. Other measures are called by their names.
+TITLES = {
+    "last5_accuracy_mean": "Accuracy of a run's last five versions, %",
+    "final_accuracy": "Final accuracy, %",
+    "best_accuracy": "Best accuracy, %",
+    "time_to_target": "Virtual time to the target accuracy",
 }
 
 DELAYS = ("delay_mean", "delay_median", "delay_max")
@@ -51,14 +50,12 @@ def table(groups: Sequence[Group], baseline: str | None = None, lost: Sequence[G
     """Return the table with a line for each group of seeds, and of those that are ``lost`` because all failed."""
     baseline, target = name_of(groups, baseline), goal(groups)
     end = "target" if target is None else f"{target:.0%}"
-    paper = any(group.paper.numbers for group in groups)
     several, most = len({tuple(group.seeds) for group in groups}) > 1, max(len(group.results) for group in groups)
     lines = []
     for group, ratio in zip(groups, speedups(groups, baseline), strict=True):
         line = {"method": group.label + group.states}
         line |= {"seeds": ", ".join(map(str, group.seeds))} if several else {}
         line["accuracy"] = _number(group.over("last5_accuracy_mean", 100), most=most)
-        line |= {"paper": _number(_printed(group))} if paper else {}
         line["best"] = _number(group.over("best_accuracy", 100), most=most)
         line[f"time to {end}"] = _number(group.over("time_to_target"), 1, group.results[0].unit, "never", most)
         line[f"uploads to {end}"] = _number(group.over("uploads_to_target"), 0, none="never", most=most)
@@ -94,8 +91,8 @@ def _caption(groups: Sequence[Group], baseline: str | None) -> str:
 
 
 def pivot(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Sheet | None:
-    """Return methods by settings, as in a paper: the number measured here, and the paper's number in brackets. Where
-    there are fewer seeds than elsewhere stands how many, also of groups that are ``lost``: no seed.
+    """Return methods by settings, as in a paper. Where there are fewer seeds than elsewhere stands how many, also of
+    groups that are ``lost``: no seed.
 
     None if there is only one setting.
     """
@@ -103,23 +100,18 @@ def pivot(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Sheet | None:
     if len(settings) < 2:
         return None
     most = max(len(group.results) for group in groups)
-    cells = {(group.method, group.setting): _beside(group, most) for group in groups}
+    cells = {(g.method, g.setting): _number(g.over(g.measure, scale(g.measure)), most=most) + g.states for g in groups}
     cells |= {(group.method, group.setting): "– (n=0)" for group in lost}
     methods = dict.fromkeys(group.method for group in (*groups, *lost))
     lines = [[method, *(cells.get((method, setting), "–") for setting in settings)] for method in methods]
-    what = " or ".join(sorted({measure(group.paper) for group in groups}))
-    brackets = ", the paper's number in brackets" if any(group.paper.numbers for group in groups) else ""
-    caption = f"{what}: mean ± deviation over {most} seed{'s' * (most > 1)}, or n where it says so{brackets}."
+    what = " or ".join(sorted({TITLES.get(group.measure, group.measure) for group in groups}))
+    caption = f"{what}: mean ± deviation over {most} seed{'s' * (most > 1)}, or n where it says so."
     return Sheet("Methods by settings", ["method", *settings], lines, caption)
 
 
-def measure(paper: Paper) -> str:
-    return MEASURES.get((paper.measure, paper.scale), f"{paper.measure} times {paper.scale:g}")
-
-
-def _beside(group: Group, most: int) -> str:
-    paper = f" ({_number(_printed(group))})" if group.paper.numbers else ""
-    return _number(group.ours(), most=most) + paper + group.states
+def scale(measure: str) -> float:
+    """Return what tables multiply a number of summary.json by: accuracies and shares are in percent."""
+    return 100.0 if re.search("accuracy|share|client_(mean|worst|spread)", measure) else 1.0
 
 
 def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet | None:
@@ -162,11 +154,6 @@ def _test(tests: Sequence[Contrast]) -> str:
     return f"at the level of {LEVEL:.0%}, by paired t-tests over seeds{more}"
 
 
-def _printed(group: Group) -> Spread:
-    mean, deviation = (*group.paper.numbers, None, None)[:2]
-    return Spread(mean, deviation)
-
-
 def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–", most: int = 0) -> str:
     """Return a mean and its deviation, in words if they are times whose ``unit`` is known in seconds, and of how many
     seeds if ``most`` are more."""
@@ -190,19 +177,6 @@ def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
     return csv_text(lines[0], lines)
 
 
-def claims_table(verdicts: Sequence[Judged]) -> Sheet:
-    """Return a table with a line per claim of a paper: what these runs say of it."""
-    pairs = [(judged.claim.text, judged.difference) for judged in verdicts]
-    rows = [[text, str(difference), str(len(difference.pairs)), difference.verdict] for text, difference in pairs]
-    tested = [(text, difference.p, difference.verdict) for text, difference in pairs if difference.p is not None]
-    together = zip(tested, holm([p for _, p, _ in tested]), strict=True)
-    lost = [f'"{text}"' for (text, _, verdict), p in together if verdict != "tie" and p > LEVEL]
-    caption = f"Each verdict is a paired t-test at {LEVEL:.0%} of this claim alone."
-    if len(tested) > 1:
-        caption += f" With Holm's correction for {len(tested)} claims {'; '.join(lost) or 'none'} would become a tie."
-    return Sheet("Claims", ["claim", "difference, 95% interval", "seeds", "verdict"], rows, caption)
-
-
 @dataclass(frozen=True)
 class Conclusions:
     """``sentences``: the verdict first. ``sheets``: the tables of results. ``notes``: what the runs said of
@@ -214,15 +188,14 @@ class Conclusions:
 
 
 def find(
-    groups: Sequence[Group], claims: Sequence[Judged] = (), baseline: str | None = None,
-    absent: Mapping[str, str] | None = None, lost: Sequence[Group] = (),
+    groups: Sequence[Group], baseline: str | None = None, absent: Mapping[str, str] | None = None,
+    lost: Sequence[Group] = (),
 ) -> Conclusions:  # fmt: skip
     """Return what ``groups`` showed. There are sentences of each setting in which several methods are compared.
 
     ``absent``: runs that are in no table, and why. ``lost``: groups none of whose runs ended.
     """
     sheets = [pivot(groups, lost), table(groups, baseline, lost), differences(groups, baseline)]
-    sheets += [claims_table(claims) if claims else None]
     sheets += [Sheet("Not in these tables", ["not in these tables", "why"], list(absent.items()))] if absent else []
     several = by_setting(groups)
     said = [

@@ -19,7 +19,6 @@ from fastagg._types import Plain
 from fastagg.sim.comparison.groups import Group, by_setting, choice_keys, goal, name_of, speedups
 from fastagg.sim.runs.metrics import duration
 from fastagg.sim.show import findings, series
-from fastagg.sim.show.findings import measure
 from fastagg.sim.show.series import MOST_LINES
 from fastagg.sim.show.style import GREY, TEXT, logarithmic, look, marks, tidy
 
@@ -165,11 +164,11 @@ def lines_over_key(groups: Sequence[Group]) -> Figure | None:
         lines.setdefault((group.method, rest.setting), []).append((float(str(dict(group.choice)[key])), rest))
     if len(lines) > MOST_LINES:
         return None
-    figure = Figure(figsize=(4.5, 3.2), layout="constrained")
+    figure, measure = Figure(figsize=(4.5, 3.2), layout="constrained"), groups[0].measure
     axes = figure.subplots()
     labels = series.line_labels([own[0][1] for own in lines.values()])
     for number, (label, own) in enumerate(zip(labels, lines.values(), strict=True)):
-        spreads = [(place, group.ours()) for place, group in own]
+        spreads = [(place, group.over(measure, findings.scale(measure))) for place, group in own]
         points = sorted(
             (place, spread.mean, spread.deviation or 0.0) for place, spread in spreads if spread.mean is not None
         )
@@ -184,7 +183,8 @@ def lines_over_key(groups: Sequence[Group]) -> Figure | None:
     axes.set_xticks(sorted(places[key]))
     axes.minorticks_off()
     axes.set_xlabel(key)
-    figure.suptitle("\n".join(filter(None, (measure(groups[0].paper), _seeds(groups)))), fontsize=TEXT, wrap=True)
+    title = findings.TITLES.get(measure, measure)
+    figure.suptitle("\n".join(filter(None, (title, _seeds(groups)))), fontsize=TEXT, wrap=True)
     tidy(axes)
     _legend(figure, axes)
     return figure
