@@ -39,7 +39,7 @@ ORDER = (
     ("fastagg",),  # all public names, when the first is asked for
     # Frameworks and the command line know the package as its users do. Nothing below imports them.
     ("sim.seeds", "sim.functions", "trackers"),
-    ("sim", "integrations", "serve"),
+    ("sim", "integrations", "serve", "bars"),
     ("cli",),
     ("__main__",),
 )

@@ -88,7 +88,7 @@ def run(
     It holds the config, metrics, a summary, a plot, a report and a checkpoint.
     """
     from fastagg import _checks
-    from fastagg.cli.bars import ProgressBar
+    from fastagg.bars import ProgressBar
     from fastagg.sim.recipes import load
     from fastagg.sim.runs.output import check_folder
     from fastagg.sim.runs.run import run as simulate
@@ -211,13 +211,11 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
 
 def _compare(recipes: Sequence[str | Config], out: Path, picture: str, **settings: Foreign) -> None:
     from fastagg import _checks
-    from fastagg.cli.bars import CellsBar
     from fastagg.sim import compare as run_all
     from fastagg.sim.show.style import FORMATS
 
     _checks.one_of("--format", picture, FORMATS)
-    with CellsBar() as bar:
-        done = run_all(recipes, out=out, picture=picture, watcher=bar, **settings)
+    done = run_all(recipes, out=out, picture=picture, **settings)
     if done.findings is not None:
         _tell(done.findings)
         _say_where(out, done.pictures)

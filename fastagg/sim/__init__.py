@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fastagg._types import Plain
-    from fastagg.sim.clients.own import Own
     from fastagg.sim.comparison.cells import Rule
     from fastagg.sim.comparison.compare import Comparison
     from fastagg.sim.data.federated import FederatedData
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from fastagg.sim.runs.result import Result
 
 from fastagg import _checks, _extras
-from fastagg.errors import WrongArguments
+from fastagg.sim.functions import parameters
 
 _extras.require("the simulator", "sim", _extras.SIM)
 
@@ -67,7 +66,7 @@ def run(
     Args:
         config: a Config, a recipe's name or path, or a recipe as a dict.
         changes: changed values by dotted key ("client.lr").
-        data: the federation. It replaces the config's ``data``.
+        data: the federation. It replaces the config's ``data``, as all that is passed does: pass it again to resume.
         model: called with (shape, classes) of the data, returns the network. It replaces the config's ``model``.
         out: the run's folder. None writes nothing.
         **settings: further ``changes`` of keys at a recipe's first level, such as ``seed=3``, and the settings of
@@ -82,28 +81,20 @@ def run(
         >>> result.summary["uploads"], len(result.rows) > 1
         (50, True)
     """
-    from fastagg.sim.recipes.config import ELSEWHERE, full_keys
     from fastagg.sim.runs import run as runs
     from fastagg.sim.runs.passed import configured
 
-    more = _sections(settings, data=data, model=model, own=settings.pop("own", None))
-    for key, value in settings.items():
-        if key in ELSEWHERE:
-            raise WrongArguments(f"run: unknown setting {key!r}; {ELSEWHERE[key]}")
-        if keys := full_keys(key):
-            line = f"fastagg.sim.run(config, {{{keys[0]!r}: {value!r}}})"
-            others = f", or another of this name: {', '.join(keys[1:4])}" if keys[1:] else ""
-            raise WrongArguments(f"run: unknown setting {key!r}; a recipe's keys are changed so: {line}{others}")
-
-    return runs.run(configured(config, changes, more), None if out is None else _checks.path("out", out), **settings)
+    keys, rest = _split(settings, runs.run, data=data, model=model)
+    return runs.run(configured(config, changes, keys), None if out is None else _checks.path("out", out), **rest)
 
 
-def _sections(settings: Plain, **passed: Any) -> Plain:
-    """Take the recipe's first-level keys out of ``settings``. Return them with what was passed."""
-    from fastagg.sim.recipes.config import Config
-
-    sections = {key: settings.pop(key) for key in (Config.model_fields.keys() | {"sampling"}) & settings.keys()}
-    return sections | {key: value for key, value in passed.items() if value is not None}
+def _split(settings: Plain, function: Callable[..., object], **passed: Any) -> tuple[Plain, Plain]:
+    """Return a recipe's first-level keys, which are all ``settings`` but those of ``function`` and what was passed; and
+    the others."""
+    known = parameters(function)
+    keys = {**{key: value for key, value in settings.items() if key not in known}, **passed}
+    keys = {key: value for key, value in keys.items() if value is not None}
+    return keys, {key: value for key, value in settings.items() if key in known}
 
 
 def compare(
@@ -116,7 +107,6 @@ def compare(
     out: str | Path = "runs/compare",
     data: FederatedData | None = None,
     model: Callable[..., nn.Module] | None = None,
-    own: Own | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run every recipe with every rule, setting and seed, and compare them. ``fastagg compare`` does the same.
@@ -131,8 +121,8 @@ def compare(
         grid: keys and the values of each; every combination is a setting.
         seeds: how many, from the recipe's own up, or which.
         out: the folder of all runs, tables and pictures.
-        data, model, own: as in :func:`run`, of all runs.
-        **settings: ``algorithm``, ``delay``, ``sampling`` and the recipe's other first-level keys; and the settings of
+        data, model: as in :func:`run`, of all runs.
+        **settings: ``algorithm``, ``delay``, ``sampling``, ``own`` and the recipe's other first-level keys; those of
             :func:`fastagg.sim.comparison.compare.compare`, such as ``jobs=2``, ``baseline="FedAvg"``, ``target=0.9``.
 
     Returns:
@@ -148,11 +138,12 @@ def compare(
         >>> [group.label for group in found.groups], len(found.results)
         (['FedBuff', 'FedAsync'], 4)
     """
+    from fastagg.bars import CellsBar
     from fastagg.sim.comparison.cells import cells
     from fastagg.sim.comparison.compare import compare as run_all
-    from fastagg.sim.show.progress import Printed
 
     several: list[Any] = list(recipes) if isinstance(recipes, list | tuple) else [recipes]
-    more = _sections(settings, data=data, model=model, own=own)
-    members = cells(several, changes, grid or {}, seeds, more=more, rules=rules)
-    return run_all(members, _checks.path("out", out), settings.pop("watcher", Printed()), **settings)
+    keys, rest = _split(settings, run_all, data=data, model=model)
+    members = cells(several, changes, grid or {}, seeds, more=keys, rules=rules)
+    with CellsBar() as bar:
+        return run_all(members, _checks.path("out", out), bar, **rest)

@@ -10,7 +10,7 @@ import torch
 from cifar import DEVIATION, MEAN, PADDING, crop_and_flip
 from torch import nn
 
-from fastagg.sim.clients.client import LocalTrainer, Turn, build_optimizer, rated
+from fastagg.sim.clients.client import LocalTrainer, Turn, rated
 from fastagg.sim.data.federated import Samples
 from fastagg.sim.models import build
 from fastagg.sim.recipes.sections import Client
@@ -53,22 +53,6 @@ def trainer(**work) -> LocalTrainer:
 
 def equal(a: dict, b: dict) -> bool:
     return all(torch.equal(a[key], b[key]) for key in a)
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_plain_sgd_has_torchs_bits(weight_decay, samples):
-    ours, theirs = (build("mlp", (6,), 2, [5], seed=9) for _ in range(2))
-    own = build_optimizer(Client(lr=0.3, batch_size=8, weight_decay=weight_decay), ours)
-    torchs = torch.optim.SGD(theirs.parameters(), lr=0.3, weight_decay=weight_decay)
-    own.param_groups[0]["lr"] = 0.3
-    for step in range(4):
-        for module, optimizer in ((ours, own), (theirs, torchs)):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(module(samples.x), samples.y).backward()
-            if step == 2:  # an array without a gradient stays
-                next(module.parameters()).grad = None
-            optimizer.step()
-    assert equal(ours.state_dict(), theirs.state_dict())
 
 
 def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:

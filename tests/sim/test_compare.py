@@ -1,7 +1,6 @@
 """Rules, delays and sampling as Python objects, and comparisons as data: as the same by name, resumed to the bit."""
 
 import re
-import sys
 from functools import partial
 
 import pytest
@@ -11,8 +10,6 @@ from fastagg import sim
 from fastagg.errors import ConfigError, RunFailed
 from fastagg.sim.data import digits
 from fastagg.sim.recipes.config import load
-from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.show.progress import Printed
 
 SHORT = {"run.uploads": 30, "data.clients": 30, "run.evaluate_every": 2}
 NAME = "fedbuff-digits-large"
@@ -108,19 +105,6 @@ def test_a_comparison_warns_of_what_is_in_no_table_and_has_none_if_nothing_ended
         none.to_latex()
 
 
-def test_progress_has_a_line_on_a_terminal(monkeypatch, capsys, tiny):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    watcher, cell = Printed(), Cell(tiny())
-    watcher.begun(2)
-    watcher.ended(cell, "boom")
-    watcher._last -= 1
-    watcher.advanced(cell, 0.5)
-    watcher.ended(cell, "boom")
-    lines = capsys.readouterr().err.split("\r")
-    assert "1 of 2 runs after 0 s" in lines[-2] and "##" in lines[-2]
-    assert "2 of 2 runs" in lines[-1] and lines[-1].endswith("\n")
-
-
 def test_a_run_of_objects_that_was_stopped_is_the_same_run(tmp_path):
     def go(out, stop=lambda: False, resume="go on"):
         settings = {"algorithm": assembled, "delay": law, "sampling": oldest, "stop": stop, "resume": resume}
@@ -187,7 +171,7 @@ def test_a_table_for_latex_has_every_number_and_no_sign_that_breaks_it(compariso
 
 
 def test_a_figure_has_the_size_and_the_type_of_a_column(comparison):
-    figure = comparison.figure("accuracy", over="time", width=3.3, font_size=7, font="serif")
+    figure = comparison.figure("accuracy", over="time", width=3.3, font_size=7)
     assert figure.get_size_inches()[0] == pytest.approx(3.3) and len(figure.axes) == 1
     assert not figure.get_suptitle()  # which a paper has as a caption
     figure.draw_without_rendering()
@@ -195,7 +179,7 @@ def test_a_figure_has_the_size_and_the_type_of_a_column(comparison):
     low, high = figure.axes[0].get_xlim()
     ticks = [one for one in figure.axes[0].get_xticklabels() if low <= one.get_position()[0] <= high]
     for text in [*ticks, figure.axes[0].xaxis.label, *figure.legends[0].get_texts()]:
-        assert text.get_fontsize() <= 7 and text.get_fontfamily() == ["serif"]
+        assert text.get_fontsize() <= 7
         box = text.get_window_extent()
         assert edge.x0 <= box.x0 and box.x1 <= edge.x1, text
     with pytest.raises(ConfigError, match=r"figure: expected one of .*'accuracy'.*got 'nothing'"):

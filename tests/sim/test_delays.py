@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg import FedAsync, FedBuff
+from fastagg import FedAsync, FedBuff, sim
 from fastagg.sim.clients.own import Own
 from fastagg.sim.clock import delays as laws
 from fastagg.sim.clock.by_version import VersionSchedule
@@ -124,14 +124,13 @@ def test_every_law_has_a_formula_here() -> None:
     assert set(LAWS) - others <= {name.partition(",")[0] for name in FORMULAS}
 
 
-def test_a_new_law_is_one_class_and_what_it_forgets_is_named(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laws, "LAWS", dict(LAWS))
-    name = {"__module__": laws.__name__, "__annotations__": {"name": Literal["incomplete"], "shape": float}}
-    with pytest.raises(TypeError, match="Incomplete lacks draw, its formula, a docstring, shape in its doc"):
-        type(laws.DrawnDelay)("Incomplete", (laws.DrawnDelay,), name)
-    with pytest.raises(TypeError, match="the delay law Incomplete lacks unit, durations"):
-        type(laws.DrawnDelay)("Incomplete", (laws.TimedDelay,), name)
-    assert "incomplete" not in laws.LAWS
+def test_every_law_has_its_formula_its_keys_in_words_and_what_draws() -> None:
+    for law in LAWS.values():
+        words, keys = law.__doc__ or "", law.__annotations__.keys() & law.model_fields.keys()
+        assert words and not [key for key in keys - {"name", "file", "unit"} if f"``{key}``" not in words], law
+        parts = ["taus"] if law.in_versions else ["durations", "unit"]
+        assert all(hasattr(law, part) or part in law.model_fields for part in parts), law
+    assert all(hasattr(law, "draw") for law in LAWS.values() if issubclass(law, laws.DrawnDelay))
 
 
 def test_the_tables_are_those_of_the_papers() -> None:
@@ -239,7 +238,7 @@ def tenth(update, task):
 def test_the_time_of_an_upload_is_that_of_the_bytes_that_are_sent(rule, tiny) -> None:
     delay = {"name": "exponential", "jitter": 0.0, "up": 10.0}
     config = tiny({"delay": delay, "run.versions": 3, **RULES[rule]})
-    whole, part = run(config), run(config, own=Own(change=tenth))
+    whole, part = run(config), sim.run(config, own=Own(change=tenth))
     sent = whole.summary["bytes_up"] / whole.summary["uploads"]
     assert part.summary["bytes_up"] == 100 * part.summary["uploads"]
     rounds = 3 if rule == "round" else 1
@@ -251,7 +250,7 @@ def test_the_time_of_an_upload_is_that_of_the_bytes_that_are_sent(rule, tiny) ->
 def test_an_update_that_is_made_before_it_is_due_is_the_same(tiny) -> None:
     delay = {"name": "exponential", "jitter": 0.0}
     own = Own(train=train, change=halved)
-    late, early = (run(tiny({"delay": delay | up, "model.name": "cnn", "model.widths": [2, 2], "run.fused": False}),
+    late, early = (sim.run(tiny({"delay": delay | up, "model.name": "cnn", "model.widths": [2, 2], "run.fused": False}),
                        own=own).rows for up in ({}, {"up": 1e30}))  # fmt: skip
     assert [replace(row, time=0) for row in early] == [replace(row, time=0) for row in late]
 

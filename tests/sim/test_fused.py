@@ -10,6 +10,7 @@ import torch
 from cifar import crop_and_flip
 from torch import nn
 
+from fastagg import sim
 from fastagg.errors import ConfigError
 from fastagg.sim.clients.client import LocalTrainer
 from fastagg.sim.clients.fused import FusedTrainer
@@ -93,7 +94,7 @@ def test_a_run_that_torch_trains_says_why_once(tiny: Any, caplog: pytest.LogCapt
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, classes))
 
     with caplog.at_level(logging.INFO, "fastagg"):
-        result = run(tiny(), model=drawing)
+        result = sim.run(tiny(), model=drawing)
     assert "Dropout" in result.summary["fused"]
     assert [record.message for record in caplog.records] == [f"clients are trained by torch: {result.summary['fused']}"]
     adamw = tiny({"client.optimizer": "adamw"})
@@ -123,7 +124,7 @@ def test_a_batch_of_one_is_refused_where_torch_refuses_it(tiny: Any) -> None:
     data = build_data(tiny())
     size = len(data.clients[3])
     with pytest.raises(ConfigError, match=r"client\.batch_size: client \d+ has \d+ samples and so a batch of one"):
-        run(tiny({"client.batch_size": size - 1, "participation": {"rule": "all"}}), model=network)
+        sim.run(tiny({"client.batch_size": size - 1, "participation": {"rule": "all"}}), model=network)
 
 
 def test_an_exception_in_a_thread_comes_out_and_the_threads_end(tiny: Any) -> None:
@@ -133,7 +134,7 @@ def test_an_exception_in_a_thread_comes_out_and_the_threads_end(tiny: Any) -> No
     data = build_data(tiny())
     data = replace(data, clients=[replace(samples, augment=broken) for samples in data.clients])
     with pytest.raises(ValueError, match="no such picture"):
-        run(tiny(), data=data, workers=2)
+        sim.run(tiny(), data=data, workers=2)
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -119,8 +119,11 @@ def test_what_a_program_passes_is_part_of_the_run(tiny, tmp_path):
     other = replace(data, test=replace(data.test, x=data.test.x + 1e-3))
     given = {"data": data, "own": Own(change=closing_over(1.0)), "model": lambda shape, classes: torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, classes))}  # fmt: skip
-    first = run(config, tmp_path, **given)
-    assert run(config, tmp_path, resume="go on", **{**given, "own": Own(change=closing_over(1.0))}) == first
+    first = fastagg.sim.run(config, out=tmp_path, **given)
+    assert (
+        fastagg.sim.run(config, out=tmp_path, resume="go on", **{**given, "own": Own(change=closing_over(1.0))})
+        == first
+    )
     wide = {
         "model": lambda shape, classes: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes, False))
     }
@@ -130,8 +133,11 @@ def test_what_a_program_passes_is_part_of_the_run(tiny, tmp_path):
         "model": wide,
     }.items():
         with pytest.raises(ConfigError, match=rf"\({key} changed\)"):
-            run(config, tmp_path, resume="go on", **{**given, **change})
-    assert run(config, tmp_path, resume="go on", replace=True, **{**given, "data": other}).rows != first.rows
+            fastagg.sim.run(config, out=tmp_path, resume="go on", **{**given, **change})
+    assert (
+        fastagg.sim.run(config, out=tmp_path, resume="go on", replace=True, **{**given, "data": other}).rows
+        != first.rows
+    )
 
 
 def test_a_finished_run_is_read_without_its_data_but_not_with_other_code_or_without_digests(folder, tmp_path):
@@ -310,7 +316,7 @@ def test_what_has_no_digest_runs_again_and_is_named(tiny, tmp_path, caplog):
         with lock:
             return update
 
-    first = run(tiny(SHORT), tmp_path, own=Own(change=change))
+    first = fastagg.sim.run(tiny(SHORT), out=tmp_path, own=Own(change=change))
     assert [record.message for record in caplog.records] == [
         f"{tmp_path}: no digest of own.change.lock, a lock: cannot pickle '_thread.lock' object: "
         "the run is run again whenever it is started"
@@ -318,9 +324,9 @@ def test_what_has_no_digest_runs_again_and_is_named(tiny, tmp_path, caplog):
     why = "own.change.lock, a lock: cannot pickle '_thread.lock' object"
     assert first.summary["inputs"] == {"own.change": f"none: {why}"}
     with pytest.raises(ConfigError, match=r"perhaps other data or code \(no digest of own.change.lock, a lock: cannot"):
-        run(tiny(SHORT), tmp_path, own=Own(change=change), resume="go on")
+        fastagg.sim.run(tiny(SHORT), out=tmp_path, own=Own(change=change), resume="go on")
     before = (tmp_path / "summary.json").stat().st_mtime_ns
-    assert run(tiny(SHORT), tmp_path, own=Own(change=change), resume="again").rows == first.rows
+    assert fastagg.sim.run(tiny(SHORT), out=tmp_path, own=Own(change=change), resume="again").rows == first.rows
     assert f"no digest of {why}" in caplog.text and "it is run again" in caplog.text
     assert (tmp_path / "summary.json").stat().st_mtime_ns > before
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.stderr import said
 
-from fastagg import timing
-from fastagg.cli import bars
-from fastagg.cli.bars import CellsBar, ProgressBar
+from fastagg import bars, timing
+from fastagg.bars import CellsBar, ProgressBar
 from fastagg.errors import DataError
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.runs.metrics import ACTIVITIES, ClientRow, DelayStatistics, Row, reaching, spread, summarise

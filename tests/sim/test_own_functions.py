@@ -231,13 +231,13 @@ def test_a_training_that_does_nothing_of_its_own_is_the_recipe_s():
         return task.delta(model), state
 
     plain = load(FOLDER / "recipe.toml", {**SMALL, "run.fused": False})
-    assert run(plain, own=Own(train=train)).rows == run(plain).rows
+    assert fastagg.sim.run(plain, own=Own(train=train)).rows == run(plain).rows
 
 
 def test_what_cannot_be_saved_and_other_workers_are_refused():
     plain = load(FOLDER / "recipe.toml", SMALL)
     with pytest.raises(ConfigError, match="a state of object cannot be saved"):
-        run(plain, own=Own(train=lambda model, data, task, state: (task.delta(model), object())))
+        fastagg.sim.run(plain, own=Own(train=lambda model, data, task, state: (task.delta(model), object())))
     with pytest.raises(ConfigError, match=r"workers is 2, but .*own.train trains them"):
         run(config("ditto"), workers=2)
 
@@ -297,11 +297,11 @@ def test_arguments_of_a_rule_of_one_s_own_are_checked(rules):
 def test_own_loss_and_metric_say_what_the_rows_say():
     loss, settings = torch.nn.functional.cross_entropy, asynchronous(algorithm=FEDBUFF, **{"run.fused": False})
     own = Own(loss=loss, metric=lambda outputs, labels: (outputs.argmax(1) == labels).float().mean().item())
-    for mine, theirs in zip(run(settings, own=own).rows, run(settings).rows, strict=True):
+    for mine, theirs in zip(fastagg.sim.run(settings, own=own).rows, run(settings).rows, strict=True):
         assert (mine.version, mine.time) == (theirs.version, theirs.time)
         assert (mine.accuracy, mine.loss) == pytest.approx((theirs.accuracy, theirs.loss), rel=1e-5)
     least = Own(loss=loss, metric=lambda outputs, labels: -1.0)
-    assert {row.accuracy for row in run(settings, own=least).rows} == {-1.0}
+    assert {row.accuracy for row in fastagg.sim.run(settings, own=least).rows} == {-1.0}
 
 
 FEDBUFF = {"name": "FedBuff", "lr": 1.0, "buffer_size": 2}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -36,35 +35,11 @@ def places(work: Client, size: int, local_steps: int | None, seed: int, *key: in
     return index[: sum(lengths)], lengths
 
 
-def build_optimizer(work: Client, module: nn.Module) -> torch.optim.Optimizer | PlainSGD:
+def build_optimizer(work: Client, module: nn.Module) -> torch.optim.Optimizer:
     if work.optimizer != "sgd":
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[work.optimizer]
         return kind(module.parameters(), lr=work.lr, weight_decay=work.weight_decay)
-    if not work.momentum:
-        return PlainSGD(module, work.weight_decay)
     return torch.optim.SGD(module.parameters(), lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay)
-
-
-class PlainSGD:
-    """What ``torch.optim.SGD`` does without momentum, with its bits, in a fifth of its time for a small model."""
-
-    def __init__(self, module: nn.Module, weight_decay: float) -> None:
-        self._weights: list[torch.Tensor] = list(module.parameters())
-        self._weight_decay = weight_decay
-        self.state: dict[torch.Tensor, Any] = {}  # none
-        self.param_groups: list[dict[str, Any]] = [{"params": self._weights}]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for weight in self._weights:
-            weight.grad = None
-
-    @torch.no_grad()
-    def step(self) -> None:
-        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
-        weights = [weight for weight in self._weights if weight.grad is not None]
-        if self._weight_decay:
-            gradients = list(torch._foreach_add(gradients, weights, alpha=self._weight_decay))
-        torch._foreach_add_(weights, gradients, alpha=-self.param_groups[0]["lr"])
 
 
 class Turn:
@@ -106,7 +81,7 @@ class Turn:
         model: nn.Module,
         data: Samples,
         extra: Callable[[nn.Module], object] | None = None,
-        optimizer: torch.optim.Optimizer | PlainSGD | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         """Take the recipe's local steps. ``extra(model)`` is called before each, and may change ``.grad``."""
         optimizer = build_optimizer(self._work, model) if optimizer is None else optimizer

@@ -2,8 +2,7 @@
 
 A class holds everything about its law: its name, its keys in a recipe with their checks, its formula (docstring) and
 mean, and the function that draws. Recipes, runs and pages find the laws in LAWS, and name none. To add a law, add a
-class here and a line to the test of formulas (tests/sim/test_delays.py). An incomplete class is a TypeError when this
-module is imported.
+class here and a line to the test of formulas (tests/sim/test_delays.py), which names what a class lacks.
 
 Draws are keyed by (seed, client, number of the task), see seeds.py. Importing this module imports no torch.
 """
@@ -49,20 +48,12 @@ class Population(NamedTuple):
 class Delay(Section):
     """Base of all laws. A class with a ``name`` is a law, and joins LAWS."""
 
-    needs: ClassVar[tuple[str, ...]] = ()  # what a law must define
     in_versions: ClassVar[bool] = False  # delays are numbers of versions, without a clock
 
     @classmethod
     def __pydantic_init_subclass__(cls, **settings: Any) -> None:
-        if "name" not in cls.model_fields:
-            return
-        text, keys = vars(cls).get("__doc__") or "", cls.__annotations__.keys() & cls.model_fields.keys() - {"name"}
-        lacking = [part for part in cls.needs if not hasattr(cls, part) and part not in cls.model_fields]
-        lacking += [] if text else ["its formula, a docstring"]
-        lacking += [f"{key} in its docstring" for key in sorted(keys) if f"``{key}``" not in text]
-        if lacking:
-            raise TypeError(f"the delay law {cls.__name__} lacks {', '.join(lacking)}")
-        LAWS[tag_of(cls)] = cls
+        if "name" in cls.model_fields:
+            LAWS[tag_of(cls)] = cls
 
     def check(self, clients: int, counted: str) -> None:
         """ValueError unless the law fits so many clients, which ``counted`` says in words."""
@@ -77,7 +68,6 @@ class TimedDelay(Delay):
     training so far. ``counting`` "authors": the model goes out when a buffer is full, not after each answer (FADAS).
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("unit", "durations")
     steps: PositiveInt | None = None
     counting: Literal["arrival", "authors"] = "arrival"
     speed: PositiveFloat | None = None
@@ -187,7 +177,6 @@ class DrawnDelay(TimedDelay):
     only changes the unit of time.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("unit", "durations", "draw")
     unit: ClassVar[str] = "time unit"
     mean: PositiveFloat = 5.0
     spread: float = Field(0.0, ge=0)
@@ -314,7 +303,6 @@ class VersionDelay(Delay):
     with exponential *times* and one mean for all clients, another mean would only change the unit of time.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("taus",)
     in_versions: ClassVar[bool] = True
     name: Literal["version"]
     tau_max: int | None = Field(None, ge=0)

@@ -60,9 +60,7 @@ class Comparison:
         name: str = "accuracy",
         *,
         width: float | None = None,
-        height: float | None = None,
         font_size: float | None = None,
-        font: str | None = None,
         over: str | None = None,
         at: Mapping[str, object] | None = None,
     ) -> Figure:
@@ -72,9 +70,9 @@ class Comparison:
             name: which. A comparison of many lines has one "accuracy,SETTING" and "delays,SETTING" for each setting.
             at: of a grid or a table the part with these values by key, such as {"client.lr": 0.1}; its picture of many
                 lines is "accuracy" again.
-            width, height: in inches, such as 3.3, a column of a paper. None: those of the picture in the folder. With a
-                width there is no heading, which a paper has as a caption.
-            font_size: in points. font: a family that matplotlib knows, such as "serif".
+            width: in inches, such as 3.3, a column of a paper. None: that of the picture in the folder. With a width
+                there is no heading, which a paper has as a caption.
+            font_size: in points.
             over: of "accuracy": one axis alone, "time", "version" or "uploads"; "bytes_up" where formats differ.
 
         Raises:
@@ -87,7 +85,7 @@ class Comparison:
         ]
         drawn = dict(plots.pictures(groups, self.title, self.baseline, fields, width)) if groups else {}
         _checks.one_of("figure", name, tuple(drawn))
-        return style.sized(drawn[name], width, height, font_size, font)
+        return style.sized(drawn[name], width, font_size)
 
 
 def compare(

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from fastagg import _checks, _keywords, registry
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
-from fastagg.sim.clock.delays import LAWS, AnyDelay, OwnDelay
+from fastagg.sim.clock.delays import AnyDelay
 from fastagg.sim.data.sections import AnyData, Section, kinds_of, tag_of
 from fastagg.sim.functions import find, fits, is_function, parameters
 from fastagg.sim.recipes import sections
@@ -100,15 +100,6 @@ class Config(Section):
         config = self.model_copy()
         config._held = {**self._held, **held}
         return config
-
-    @field_validator("delay", mode="before")
-    @classmethod
-    def _in_place_of_another_law(cls, values: object) -> object:
-        """A law that a program passes leaves nothing of the recipe's but what all laws have."""
-        if not isinstance(values, dict) or values.get("name") != "given":
-            return values
-        others = {key for law in LAWS.values() for key in law.model_fields} - OwnDelay.model_fields.keys()
-        return {key: value for key, value in values.items() if key not in others}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

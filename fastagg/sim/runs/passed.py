@@ -5,19 +5,14 @@ The config has "given" there, and holds the object. So what is checked, copied a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Mapping
 
 from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import ConfigError
 from fastagg.sim import recipes
 from fastagg.sim.recipes.config import ARGUMENTS, Config, changed, from_dict
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    Factory = Callable[..., nn.Module]  # called with the shape of an input and the number of classes
 
 # A section that is only a name or a function, by the key that stands for it.
 _ALONE = {
@@ -42,11 +37,7 @@ def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
             functions = {there: function for there, function in functions.items() if there in _PLACES}
             plain[key] = {part: "given" if f"{key}.{part}" in functions else entry for part, entry in value.items()}
             held |= functions
-        elif key == "own":
-            from fastagg.sim.clients.own import Own
-
-            if not isinstance(value, Own):
-                raise ConfigError(f"own: expected fastagg.sim.clients.own.Own(...), got a {type(value).__name__}")
+        elif key == "own" and dataclasses.is_dataclass(value):
             functions = {f"own.{name}": function for name, function in vars(value).items() if function is not None}
             held, plain = held | functions, plain | dict.fromkeys(functions, "given")
         elif key == "model" and (not callable(value) or (hasattr(value, "parameters") and not isinstance(value, type))):

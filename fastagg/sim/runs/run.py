@@ -9,7 +9,6 @@ from dataclasses import asdict
 from dataclasses import replace as replaced
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,22 +16,16 @@ from fastagg import _checks
 from fastagg._types import Plain
 from fastagg.errors import NonFiniteUpdate, UpdateTooLarge
 from fastagg.rules.directions import ActiveSet, AllClients
-from fastagg.sim.clients.own import Own
-from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.functions import beside
 from fastagg.sim.recipes.config import Config
 from fastagg.sim.runs import build, output
 from fastagg.sim.runs.inputs import digests
 from fastagg.sim.runs.interrupt import on_ctrl_c
 from fastagg.sim.runs.metrics import LAST, ClientRow, DelayRow, Row, summarise
-from fastagg.sim.runs.passed import configured
 from fastagg.sim.runs.result import Folder, Result, Resume
 from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.show.progress import Progress
 from fastagg.trackers import AnyTrackers, Trackers
-
-if TYPE_CHECKING:
-    from fastagg.sim.runs.passed import Factory
 
 MOST_WORKERS = 1024
 
@@ -42,9 +35,6 @@ def run(
     out: Path | None = None,
     progress: Progress | None = None,
     *,
-    data: FederatedData | None = None,
-    model: Factory | None = None,
-    own: Own | None = None,
     trackers: AnyTrackers = None,
     resume: Resume = "never",
     replace: bool = False,
@@ -60,8 +50,7 @@ def run(
     finished. A run of another config, of other data or of other code of the user's own is refused; with ``replace`` it
     is deleted. "again" is like "go on", but without ``replace`` only another config is refused. ``stop`` is called
     before every update, and stops the run like ctrl-C.
-    ``picture`` is the format of the plot. ``data``, ``model`` and the functions in ``own`` (see
-    :class:`fastagg.sim.clients.own.Own`) replace ``config``'s. Pass them again to resume.
+    ``picture`` is the format of the plot.
     ``trackers`` (see :mod:`fastagg.trackers`) get every new row, and are closed at the end.
 
     So many ``workers``, threads of this process, train clients. The files are the same to the bit.
@@ -71,7 +60,6 @@ def run(
     """
     _checks.whole("workers", workers, least=1, most=MOST_WORKERS)
     _checks.fits("resume", resume, Resume)
-    config = configured(config, None, {"data": data, "model": model, "own": own})
     folder, begun, load = None if out is None else Folder(out, config), False, cache(lambda: build.build_data(config))
     with beside(config.folder), torch_settings(config.run.torch_threads), on_ctrl_c() as asked, ExitStack() as ends:
         if folder is not None:

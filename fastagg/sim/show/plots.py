@@ -20,7 +20,7 @@ from fastagg.sim.comparison.groups import Group, by_setting, choice_keys, goal, 
 from fastagg.sim.runs.metrics import duration
 from fastagg.sim.show import findings, series
 from fastagg.sim.show.series import MOST_LINES
-from fastagg.sim.show.style import GREY, TEXT, logarithmic, look, marks, tidy
+from fastagg.sim.show.style import GREY, TEXT, legend, logarithmic, look, marks, tidy
 
 ROW = 2.1  # the height of a row of axes in a picture with a width
 
@@ -60,7 +60,7 @@ def curves(groups: Sequence[Group], title: str = "", fields: Sequence[str] = (),
     seeds = _seeds(groups)
     about = filter(None, (title, seeds and f"{seeds}, until one ends"))
     figure.suptitle("\n".join(about), fontsize=TEXT, wrap=True)
-    _legend(figure, all_axes[0], letters=max(60, 38 * len(panels)))
+    _legend(figure, all_axes[0])
     return figure
 
 
@@ -90,13 +90,11 @@ def _panel(axes: Axes, groups: Sequence[Group], field: str, factor: float) -> No
     tidy(axes)
 
 
-def _legend(figure: Figure, axes: Axes, letters: int = 60) -> None:
-    """Put the legend of ``axes``' lines below all axes, so that it covers no curve; ``letters`` fit in a line."""
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Put the legend of ``axes``' lines below all axes."""
     # others are matplotlib's own
     lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
-    columns = max(1, min(len(lines), letters // (max(len(str(line.get_label())) for line in lines) + 8)))
-    style: Plain = {"ncols": columns, "fontsize": TEXT - 1, "frameon": False, "handlelength": 3}
-    figure.legend(handles=lines, loc="outside lower center", **style)
+    legend(figure, lines, [str(line.get_label()) for line in lines])
 
 
 def _seeds(groups: Sequence[Group]) -> str:
@@ -144,7 +142,7 @@ def to_target(groups: Sequence[Group], title: str, baseline: str | None, width: 
     axes.set_title("test accuracy (%)", fontsize=TEXT)
     figure.suptitle(f"{text}\n", fontsize=TEXT + 4, weight="bold")
     figure.text(0.5, 0.9, title, ha="center", va="center", fontsize=TEXT, color=GREY)
-    _legend(figure, axes, letters=100)
+    _legend(figure, axes)
     return figure
 
 

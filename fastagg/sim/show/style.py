@@ -7,9 +7,12 @@ be told apart in grey print.
 from __future__ import annotations
 
 import io
+import math
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -63,39 +66,35 @@ def logarithmic(axes: Axes, which: str) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
-def sized(
-    figure: Figure, width: float | None, height: float | None, font_size: float | None, font: str | None
-) -> Figure:
-    """Give ``figure`` a size in inches, and all its text a size in points and a family; None: as it is.
+def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], size: float = TEXT - 1) -> int:
+    """Put a legend below all axes, so that it covers no curve, in columns for which the figure is wide enough. Return
+    how many lines it has."""
+    letters = 72 * figure.get_figwidth() / (0.55 * size)
+    columns = max(1, min(len(labels), int(letters // (max(map(len, labels)) + 8))))
+    labels = [textwrap.fill(label, max(12, int(letters / columns) - 8)) for label in labels]
+    style: Plain = {"ncols": columns, "frameon": False, "handlelength": 3, "fontsize": size}
+    figure.legend(handles, labels, loc="outside lower center", **style)
+    return -(-sum(label.count("\n") + 1 for label in labels) // columns)
+
+
+def sized(figure: Figure, width: float | None, font_size: float | None) -> Figure:
+    """Give ``figure`` a width in inches, and all its text a size in points; None: as it is.
 
     A legend below the axes gets as many lines as its width asks for. With a width there is no heading: it is a caption.
     """
-    before, lines = figure.get_size_inches(), 0
+    before, lines, size = figure.get_size_inches(), 0, TEXT if font_size is None else font_size
     for text in figure.texts if width is not None else ():  # headings
         text.set_text("")
-    most, width = (1e9 if width is None else 2.4), float(before[0]) if width is None else width
     for text in figure.findobj(Text):
-        if font_size is not None:
-            text.set_fontsize(font_size * float(text.get_fontsize()) / TEXT)
-        if font is not None:
-            text.set_fontfamily(font)
+        text.set_fontsize(size * float(text.get_fontsize()) / TEXT)
+    figure.set_figwidth(before[0] if width is None else width)
     for old in [*figure.legends]:
-        handles, labels = (
-            [handle for handle in old.legend_handles if handle is not None],
-            [text.get_text() for text in old.get_texts()],
-        )
-        size = TEXT - 1 if font_size is None else font_size * (TEXT - 1) / TEXT
-        letters = 72 * width / (0.55 * size)
-        columns = max(1, min(len(labels), int(letters // (max(map(len, labels)) + 8))))
-        labels = [textwrap.fill(label, max(12, int(letters / columns) - 8)) for label in labels]
+        handles = [handle for handle in old.legend_handles if handle is not None]
         old.remove()
-        prop: Plain = {"size": size} if font is None else {"size": size, "family": font}
-        style: Plain = {"ncols": columns, "frameon": False, "handlelength": 3, "prop": prop}
-        figure.legend(handles, labels, loc="outside lower center", **style)
-        lines = -(-sum(label.count("\n") + 1 for label in labels) // columns)
+        lines = legend(figure, handles, [text.get_text() for text in old.get_texts()], size * (TEXT - 1) / TEXT)
     specs = filter(None, (axes.get_subplotspec() for axes in figure.axes))
-    own = min(before[1], most * len({spec.rowspan.start for spec in specs}) + 2)
-    figure.set_size_inches(width, own + lines * 0.02 * (font_size or TEXT) if height is None else height)
+    rows = math.inf if width is None else 2.4 * len({spec.rowspan.start for spec in specs}) + 2
+    figure.set_figheight(min(before[1], rows) + lines * 0.02 * size)
     return figure
 
 

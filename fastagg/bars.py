@@ -1,4 +1,4 @@
-"""The progress that the command line shows: a bar, or lines where there is no terminal."""
+"""The progress of runs: a bar, or lines where there is no terminal."""
 
 from __future__ import annotations
 
