@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from shared import exactly, find_data
+from shared import Text, exactly, find_data
 from torch import nn
 
 from fastagg._types import Foreign
 from fastagg.errors import DataError
-from fastagg.sim.data.federated import FederatedData, Samples, Text
+from fastagg.sim.data.federated import FederatedData, Samples
 from fastagg.sim.data.files import read_text
 from fastagg.sim.models import image_shape
 from fastagg.sim.seeds import generator

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from shared import Text
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformer import TrainableOnly
 
-from fastagg.sim.data.federated import FederatedData, Samples, Text
+from fastagg.sim.data.federated import FederatedData, Samples
 
 LENGTH, WIDTH, HEADS, LAYERS = 64, 96, 4, 2
 

@@ -6,16 +6,27 @@ import csv
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.federated import Samples, Text
+from fastagg.sim.data.federated import Samples
 
 Found = TypeVar("Found")
+
+
+class Text(NamedTuple):
+    """Facts for a text model: inputs are tokens 0..vocabulary-1; ``padding`` fills short inputs.
+
+    ``pretrained`` is the folder of the model that the tokens belong to, or None.
+    """
+
+    vocabulary: int
+    padding: int | None = None
+    pretrained: Path | None = None
 
 
 class Absent(DataError):

@@ -7,6 +7,7 @@ its labels are public. 20 Newsgroups is the version sorted by date.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,4 +103,4 @@ def _split(
         )  # fmt: skip
         found.append(Samples(encoded["input_ids"], torch.tensor(labels, dtype=torch.int64, device="cpu")))
     train, test = found
-    return split_by_label(train, test, classes, text=text, alpha=alpha, min_samples=min_samples, **split)
+    return replace(split_by_label(train, test, classes, alpha=alpha, min_samples=min_samples, **split), text=text)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from shared import Text
 from torch import nn
 
 from fastagg._types import Foreign
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.data.federated import Text
 
 
 class Classifier(nn.Module):

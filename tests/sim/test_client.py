@@ -1,7 +1,6 @@
 """What a client computes with torch: its steps against formulas, its batches, its draws, and how a model is tested."""
 
 import copy
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -140,20 +139,6 @@ def test_evaluation_uses_running_statistics_and_leaves_them_alone():
     test = Samples(torch.randn(6, 1, 8, 8) + 3, torch.zeros(6, dtype=torch.int64))
     rated(module, test)
     assert equal(module.state_dict(), params)
-
-
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "step"])
-def test_a_local_rate_follows_its_schedule(tiny, schedule):
-    more = {} if schedule == "constant" else {"versions": 10, "lr_end": 0.1, "lr_factor": 0.5}
-    work = tiny({"client": {"lr": 0.2, "lr_decay": 0.9, "schedule": schedule, **more}}).client
-    for version in range(0, 35, 3):
-        scale = {
-            "constant": 1.0,
-            "cosine": 0.1 + 0.9 * (1 + math.cos(math.pi * min(version / 10, 1))) / 2,
-            "step": 0.5 ** (version // 10),
-        }[schedule]
-        for number in range(3):
-            assert work.lr_of(version, number) == pytest.approx(0.2 * 0.9**number * scale, rel=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

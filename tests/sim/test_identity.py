@@ -120,10 +120,8 @@ def test_what_a_program_passes_is_part_of_the_run(tiny, tmp_path):
     given = {"data": data, "own": Own(change=closing_over(1.0)), "model": lambda shape, classes: torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, classes))}  # fmt: skip
     first = fastagg.sim.run(config, out=tmp_path, **given)
-    assert (
-        fastagg.sim.run(config, out=tmp_path, resume="go on", **{**given, "own": Own(change=closing_over(1.0))})
-        == first
-    )
+    same = {**given, "own": Own(change=closing_over(1.0))}
+    assert fastagg.sim.run(config, out=tmp_path, resume="go on", **same) == first
     wide = {
         "model": lambda shape, classes: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes, False))
     }
@@ -134,10 +132,8 @@ def test_what_a_program_passes_is_part_of_the_run(tiny, tmp_path):
     }.items():
         with pytest.raises(ConfigError, match=rf"\({key} changed\)"):
             fastagg.sim.run(config, out=tmp_path, resume="go on", **{**given, **change})
-    assert (
-        fastagg.sim.run(config, out=tmp_path, resume="go on", replace=True, **{**given, "data": other}).rows
-        != first.rows
-    )
+    replaced = fastagg.sim.run(config, out=tmp_path, resume="go on", replace=True, **{**given, "data": other})
+    assert replaced.rows != first.rows
 
 
 def test_a_finished_run_is_read_without_its_data_but_not_with_other_code_or_without_digests(folder, tmp_path):
@@ -334,16 +330,15 @@ def test_what_has_no_digest_runs_again_and_is_named(tiny, tmp_path, caplog):
 SCRIPT = """
 import logging
 import torch
+import fastagg.sim
 from fastagg.sim.clients.own import Own
-from fastagg.sim.runs.run import run
-from fastagg.sim.recipes.config import load
 log = logging.getLogger("mine")
 class Scale:
     def by(self, array): return FACTOR * array
 def change(update, task):
     log.info("%s", torch.zeros(1))
     return {name: Scale().by(array) for name, array in update.items()}
-run(load(PATH), OUT, own=Own(change=change), resume="go on")
+fastagg.sim.run(PATH, out=OUT, own=Own(change=change), resume="go on")
 """
 
 
@@ -352,8 +347,7 @@ def test_functions_of_a_script_are_what_they_use_and_not_the_whole_script(tiny, 
     script = tmp_path / "script.py"
 
     def ends(text, factor):
-        given = text.replace("FACTOR", factor).replace("PATH", "__import__('pathlib').Path('tiny.toml')")
-        script.write_text(given.replace("OUT", "__import__('pathlib').Path('out')"))
+        script.write_text(text.replace("FACTOR", factor).replace("PATH", "'tiny.toml'").replace("OUT", "'out'"))
         return subprocess.run(
             [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False
         ).stderr

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fastagg._types import State
 from fastagg.errors import ConfigError
-from fastagg.model import ModelState
-from fastagg.sim.clients.client import Update
+from fastagg.sim.clients.client import Update, with_flat
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.recipes.sections import Attack
 from fastagg.sim.seeds import generator
@@ -61,23 +60,18 @@ class Liars:
 
     def __call__(self, client: int, update: Update) -> Update:
         """Return what the client sends. A liar that knows of no honest update yet sends its own."""
-        if self._sends is None or not self._liars:
+        sends = self._sends
+        if sends is None or not self._liars:
             return update
-        own = update.flat if isinstance(update, ModelState) else self._joined(update)
-        if client not in self._liars:
-            self._known.append(own.clone())
-            return update
-        if not self._known:
-            return update
-        sent = self._sends(own, torch.stack(list(self._known)), self._strength)
-        if isinstance(update, ModelState):
-            return update._replace(flat=sent)
-        pieces = sent.split([update[name].numel() for name in self._trained])
-        shown = {n: p.view_as(update[n]).to(update[n].dtype) for n, p in zip(self._trained, pieces, strict=True)}
-        return {**update, **shown}
 
-    def _joined(self, update: dict[str, Tensor]) -> Tensor:
-        return torch.cat([update[name].to(torch.float32).reshape(-1) for name in self._trained])
+        def sent(own: Tensor) -> Tensor:
+            if client not in self._liars:
+                self._known.append(own.clone())
+            elif self._known:
+                return sends(own, torch.stack(list(self._known)), self._strength)
+            return own
+
+        return with_flat(update, self._trained, sent)
 
     def state_dict(self) -> State:
         return {"known": list(self._known)}

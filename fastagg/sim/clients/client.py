@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -48,7 +48,7 @@ class Turn:
     Attributes:
         client, number: who, and how often it was sent a model before.
         version: the server's when it sent this one.
-        lr: the recipe's local learning rate, after its decay and by its schedule.
+        lr: the recipe's local learning rate, after its decay.
         sent: the weights that were sent, by name. Do not write to them.
         control: the server's control variate (FedAC), else None.
         extra: what a rule of your own sent besides the model.
@@ -58,7 +58,7 @@ class Turn:
         self, task: Dispatch, client: int, number: int, work: Client, seed: int, loss: Loss | None = None
     ) -> None:
         self.client, self.number = client, number
-        self.lr = work.lr_of(task.version, number)
+        self.lr = work.lr_of(number)
         self.version, self.control, self.extra = task.version, task.control, task.extra
         self.sent: Mapping[str, torch.Tensor] = task.views
         self._task, self._work, self._seed, self._passes = task, work, seed, 0
@@ -114,18 +114,13 @@ class LocalTrainer:
     def __init__(self, module: nn.Module, work: Client, seed: int, loss: Loss | None = None) -> None:
         self._module, self._work, self._seed, self._loss = module, work, seed, loss
         self._optimizer = build_optimizer(work, module)
-        self._arrays = dict(module.state_dict(keep_vars=True))
         self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}  # which draw, too
 
     @contextmanager
     def turn(self, task: Dispatch, client: int, number: int) -> Iterator[Turn]:
         """Give the module the weights sent, and its draws, for this dispatch."""
         turn = Turn(task, client, number, self._work, self._seed, self._loss)
-        if turn.sent.keys() == self._arrays.keys():  # in a third of the time of load_state_dict
-            with torch.no_grad():
-                torch._foreach_copy_(list(self._arrays.values()), [turn.sent[name] for name in self._arrays])
-        else:
-            self._module.load_state_dict(turn.sent)
+        self._module.load_state_dict(turn.sent)
         self._module.train()
         with seeded(self._seed, "layers", client, number, devices=self._devices):
             yield turn
@@ -136,7 +131,7 @@ class LocalTrainer:
         self._optimizer.state.clear()
         with self.turn(task, client, number) as turn:
             turn.descend(self._module, samples, optimizer=self._optimizer)
-        return task.delta(self._arrays or self._module)
+        return task.delta(self._module)
 
     def gradient(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         """Return the mini-batch gradient at ``task.views`` (weight decay included), and the buffers of that pass.
@@ -157,6 +152,16 @@ class LocalTrainer:
         return update
 
 
+def with_flat(update: Update, names: Sequence[str], change: Callable[[torch.Tensor], torch.Tensor]) -> Update:
+    """Return an update after a ``change`` of its vector, which in the form by name joins the arrays of ``names``."""
+    if isinstance(update, ModelState):
+        return update._replace(flat=change(update.flat))
+    arrays = [update[name] for name in names]
+    pieces = change(torch.cat([array.float().reshape(-1) for array in arrays])).split([a.numel() for a in arrays])
+    shaped = (piece.view_as(array).to(array.dtype) for piece, array in zip(pieces, arrays, strict=True))
+    return {**update, **dict(zip(names, shaped, strict=True))}
+
+
 class DifferenceSender:
     """What the clients of ACE with client caches send: their gradient's change since the last one they sent."""
 
@@ -166,13 +171,7 @@ class DifferenceSender:
 
     def difference(self, client: int, update: Update) -> Update:
         """Return ``update`` with gradients replaced by their change; buffers stay as they are."""
-        if isinstance(update, ModelState):
-            return update._replace(flat=self._clients[client].difference(update.flat))
-        gradients = [update[name] for name in self._names]
-        change = self._clients[client].difference(torch.cat([g.reshape(-1) for g in gradients]))
-        pieces = change.split([g.numel() for g in gradients])
-        changes = {n: p.view_as(g) for n, p, g in zip(self._names, pieces, gradients, strict=True)}
-        return {**update, **changes}
+        return with_flat(update, self._names, self._clients[client].difference)
 
     def state_dict(self) -> dict[int, State]:
         return {client: sender.state_dict() for client, sender in self._clients.items()}

@@ -123,7 +123,7 @@ class FusedTrainer:
             statistics = sent.clone()
         training = self._table.train(
             start=flat.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), y=y.data_ptr(), samples=y.shape[0],
-            order=order, lr=work.lr_of(task.version, number), momentum=work.momentum, weight_decay=work.weight_decay,
+            order=order, lr=work.lr_of(number), momentum=work.momentum, weight_decay=work.weight_decay,
             mu=0.0 if gradient else work.mu, gradient=gradient, out=out.data_ptr(), crew=crew,
             kept=None if crew is None else (flat, statistics, x, y, index, out),
         )  # fmt: skip

@@ -68,7 +68,7 @@ class OwnTrainer(LocalTrainer):
     def __init__(self, module: nn.Module, work: Client, seed: int, own: Own) -> None:
         super().__init__(module, work, seed, own.loss)
         assert own.train is not None
-        self._train, self._arrays = own.train, {}  # it may put other parameters into the module
+        self._train = own.train
         self._trains = [parameter.requires_grad for parameter in module.parameters()]
         self.states: dict[int, Any] = {}
         self.extra: dict[str, Tensor] | None = None  # what the last client sent besides its update

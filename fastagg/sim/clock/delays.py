@@ -55,8 +55,8 @@ class Delay(Section):
         if "name" in cls.model_fields:
             LAWS[tag_of(cls)] = cls
 
-    def check(self, clients: int, counted: str) -> None:
-        """ValueError unless the law fits so many clients, which ``counted`` says in words."""
+    def check(self, clients: int) -> None:
+        """ValueError unless the law fits so many clients."""
 
 
 class TimedDelay(Delay):
@@ -130,9 +130,9 @@ class ThreeClassDelay(ClassDelay):
             raise ValueError(f"counts are of small, medium and large clients, three numbers, got {self.counts}")
         return self
 
-    def check(self, clients: int, counted: str) -> None:
+    def check(self, clients: int) -> None:
         if self.counts is not None and sum(self.counts) != clients:
-            raise ValueError(f"delay.counts are {sum(self.counts)} clients, not {counted}")
+            raise ValueError(f"delay.counts are {sum(self.counts)} clients, not the data's {clients}")
 
     def classes(self, population: Population) -> np.ndarray:
         clients, seed = len(population.sizes), population.seed

@@ -62,7 +62,9 @@ def cells(
             for seed in range(first, first + seeds) if isinstance(seeds, int) else seeds:
                 seeded = cell.config.model_copy(update={"seed": _checks.whole("seeds", seed, least=0)})
                 members.append(replaced(cell, config=seeded, choice=cell.choice + point, folder=folder))
-    check_folders(members)
+    counts = Counter(cell.name for cell in members)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(f"{twice[0]} is given more than once: give each recipe once and no value twice")
     return members
 
 
@@ -86,13 +88,6 @@ def _cells(name: str | Config | Plain, changes: Plain, rules: Mapping[str, Rule]
 
 def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=,+-]+", "_", text)
-
-
-def check_folders(cells: Sequence[Cell]) -> None:
-    """Raise ConfigError when two cells would share a folder."""
-    counts = Counter(cell.name for cell in cells)
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise ConfigError(f"{twice[0]} is given more than once: give each recipe once and no value twice")
 
 
 def check_cells(cells: Sequence[Cell]) -> None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fastagg import _checks
 from fastagg.errors import ConfigError, DataError, RunFailed
-from fastagg.sim.comparison.cells import check_cells, check_folders, file_name, run_cells
+from fastagg.sim.comparison.cells import check_cells, file_name, run_cells
 from fastagg.sim.comparison.groups import Group, grouped
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.runs import output
@@ -108,11 +108,10 @@ def compare(
     A finished run of the same config in ``out`` is not repeated, unless its data or the user's code has changed. A run
     of another config is replaced with ``replace``, and otherwise is an error.
 
-    Errors before any run: ConfigError if two cells share a folder, ``baseline`` does not exist, or a setting of an
-    unfinished cell, or ``target``, is wrong; DataError if it has no data folder. DataError if ``out`` is not writable,
+    Errors before any run: ConfigError if ``baseline`` does not exist, or a setting of an unfinished cell, or
+    ``target``, is wrong; DataError if it has no data folder. DataError if ``out`` is not writable,
     or holds something else.
     """
-    check_folders(cells)
     if target is not None:
         checked_target(target)
     if baseline is not None and baseline not in {t for c in cells for t in (c.method, c.config.name, c.config.label)}:

@@ -1,12 +1,11 @@
 """Processes of this machine for whole runs, a new one for each: as its memory and its threads are, so is its end.
 
-What goes to a process and comes back is pickled by value. The pickles of tensors that multiprocessing makes are files
-and sockets that end with the process, perhaps before the other side has read them.
+What goes to a process and comes back is pickled here, by value. The pickles of tensors that multiprocessing makes are
+files and sockets that end with the process, perhaps before the other side has read them.
 """
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import os
 import pickle
@@ -25,23 +24,6 @@ from fastagg.sim.runs.interrupt import without_ctrl_c
 
 # What every run imports sooner or later; torch's first optimizer imports torch._dynamo.
 PRELOAD = ["fastagg.sim.runs.run", "fastagg.sim.show.plots", "sklearn.datasets", "torch._dynamo"]
-
-
-class _Pickler(pickle.Pickler):
-    """Writes of a tensor that is a part of another one, as clients' samples may be, its own numbers alone."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or type(thing) is not torch.Tensor or thing.layout is not torch.strided:
-            return NotImplemented
-        is_part = thing.untyped_storage().nbytes() > thing.nbytes
-        return thing.clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL) if is_part else NotImplemented
-
-
-def _pickled(thing: object) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(thing)
-    return file.getvalue()
 
 
 class Processes:
@@ -67,7 +49,7 @@ class Processes:
     def _call(self, *call: object) -> object:
         here, there = self._context.Pipe(duplex=False)
         threads = max(1, usable_cores() // self.count)
-        process = self._context.Process(target=_alone, args=(there, threads, _pickled(call)))
+        process = self._context.Process(target=_alone, args=(there, threads, pickle.dumps(call)))
         process.start()
         self._running.add(process)
         there.close()  # else nobody would tell this end that the process is gone
@@ -90,7 +72,7 @@ def _alone(there: Foreign, threads: int, call: bytes) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     set_num_threads(threads)
     function, arguments = pickle.loads(call)
-    there.send_bytes(_pickled(function(*arguments)))
+    there.send_bytes(pickle.dumps(function(*arguments)))
 
 
 def _end_with_parent() -> None:

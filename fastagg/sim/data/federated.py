@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -32,6 +31,11 @@ class Samples:
     def __len__(self) -> int:
         return self.y.shape[0]  # len() of a tensor takes three times as long
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled are its own numbers alone, also where they are a part of a larger tensor."""
+        whole = (a.clone() if a.untyped_storage().nbytes() > a.nbytes else a for a in (self.x, self.y))
+        return Samples, (*whole, self.augment)
+
     def to(self, device: torch.device) -> Samples:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
@@ -41,18 +45,6 @@ class Samples:
 
 # Takes a model and the test set and returns accuracy (0..1) and loss.
 Score = Callable[[torch.nn.Module, Samples], tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Text:
-    """Facts for a text model: inputs are tokens 0..vocabulary-1; ``padding`` fills short inputs.
-
-    ``pretrained`` is the folder of the model that the tokens belong to, or None.
-    """
-
-    vocabulary: int
-    padding: int | None = None
-    pretrained: Path | None = None
 
 
 def batches(
@@ -73,6 +65,7 @@ def batches(
 class FederatedData:
     """Training samples per client, one test set, and the number of label classes.
 
+    ``text``: that inputs are tokens, and what a model of them must know: any object, which its function gets.
     ``unlabelled``: inputs that the data set does not use for training, for distillation. ``score`` tests a model if
     counting right labels is not the right measure. ``tests``: samples that each client is tested on by itself.
 
@@ -82,7 +75,7 @@ class FederatedData:
     clients: Sequence[Samples]
     test: Samples
     classes: int
-    text: Text | None = None
+    text: object | None = None
     unlabelled: torch.Tensor | None = None
     score: Score | None = None
     tests: Sequence[Samples] | None = None
@@ -129,12 +122,11 @@ class FederatedData:
 
 
 def split_by_label(
-    train: Samples, test: Samples, classes: int, *, clients: int, alpha: float, seed: int, min_samples: int = 2,
-    text: Text | None = None,
-) -> FederatedData:  # fmt: skip
+    train: Samples, test: Samples, classes: int, *, clients: int, alpha: float, seed: int, min_samples: int = 2
+) -> FederatedData:
     """Divide one labelled training set over ``clients`` by Dirichlet(alpha), see :func:`dirichlet_split`."""
     parts = dirichlet_split(train.y.numpy(), clients, alpha, seed, min_samples)
-    return FederatedData([train.part(torch.from_numpy(part)) for part in parts], test, classes, text)
+    return FederatedData([train.part(torch.from_numpy(part)) for part in parts], test, classes)
 
 
 def dirichlet_split(

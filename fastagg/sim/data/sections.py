@@ -71,12 +71,6 @@ class DataSection(Section):
     name: str
     clients: PositiveInt = 50
 
-    @property
-    def counted(self) -> str:
-        """The number of clients, in words."""
-        passed = f"the {self.clients} clients of the data that was passed"
-        return passed if self.name == "given" else f"data.clients, {self.clients}"
-
 
 class Digits(DataSection):
     """scikit-learn's digits: Dirichlet(``alpha``) over labels, ``min_samples`` a client, ``test_share`` for tests."""

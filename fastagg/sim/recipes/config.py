@@ -105,8 +105,8 @@ class Config(Section):
     def _fits_together(self) -> Config:
         clients, concurrency, rule = self.data.clients, self.participation.concurrency, self.participation.rule
         if concurrency is not None and concurrency > clients:
-            raise ValueError(f"participation.concurrency is {concurrency}, more than {self.data.counted}")
-        self.delay.check(clients, self.data.counted)
+            raise ValueError(f"participation.concurrency is {concurrency}, more than the data's {clients} clients")
+        self.delay.check(clients)
         if getattr(self.delay, "counting", "arrival") == "authors" and rule != "concurrency":
             raise ValueError('delay.counting "authors" needs participation.rule "concurrency"')
         if self.delay.in_versions and (rule != "all" or self.participation.file):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
@@ -60,9 +59,8 @@ class Client(Section):
     ``epochs`` passes or ``steps`` mini-batches of ``batch_size``; the default is 1 epoch.
 
     ``mu`` is the weight of FedProx's proximal term; 0 turns it off. A client's n-th dispatch (from 0) trains with
-    ``lr * lr_decay**n``, times what ``schedule`` says of the version that it was sent: "cosine" falls to ``lr_end``
-    within ``versions``, "step" is times ``lr_factor`` after every ``versions``. ``clip_norm`` limits the norm of a
-    mini-batch's gradient. ``optimizer`` "adam" and "adamw" have torch's defaults beyond lr and weight decay.
+    ``lr * lr_decay**n``. ``clip_norm`` limits the norm of a mini-batch's gradient. ``optimizer`` "adam" and "adamw"
+    have torch's defaults beyond lr and weight decay.
     """
 
     lr: PositiveFloat
@@ -73,17 +71,11 @@ class Client(Section):
     weight_decay: float = Field(0.0, ge=0)
     mu: float = Field(0.0, ge=0)
     lr_decay: float = Field(1.0, gt=0, le=1)
-    schedule: Literal["constant", "cosine", "step"] = "constant"
-    versions: PositiveInt | None = None
-    lr_end: Share = 0.0
-    lr_factor: float = Field(0.1, gt=0, le=1)
     clip_norm: PositiveFloat | None = None
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
 
     @model_validator(mode="after")
-    def _versions_of_a_schedule(self) -> Client:
-        if (self.schedule == "constant") != (self.versions is None):
-            raise ValueError('schedule "cosine" and "step" need the key versions, "constant" does not take it')
+    def _momentum_of_sgd(self) -> Client:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f'momentum is of the optimizer "sgd", not of "{self.optimizer}"')
         return self
@@ -98,14 +90,9 @@ class Client(Section):
             raise ValueError("give epochs or steps, not both")
         return values if amounts else {**values, "epochs": 1}
 
-    def lr_of(self, version: int, number: int) -> float:
-        """Return the learning rate of a client's ``number``-th dispatch (from 0), of this version."""
-        scale, over = 1.0, self.versions or 1
-        if self.schedule == "cosine":
-            scale = self.lr_end + (1.0 - self.lr_end) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, version / over)))
-        elif self.schedule == "step":
-            scale = self.lr_factor ** (version // over)
-        return self.lr * self.lr_decay**number * scale
+    def lr_of(self, number: int) -> float:
+        """Return the learning rate of a client's ``number``-th dispatch (from 0)."""
+        return self.lr * self.lr_decay**number
 
     def steps_of(self, size: int, local_steps: int | None) -> int:
         """Return how many mini-batches a client with ``size`` samples takes. ``local_steps`` of its task (AsyncFedED's
@@ -217,7 +204,7 @@ class Participation(Section):
     period: PositiveFloat | None = None
 
     @model_validator(mode="after")
-    def _known_sampling(self) -> Participation:
+    def _rule_with_its_keys(self) -> Participation:
         if self.sampling not in ("uniform", "availability") and not is_function(self.sampling):
             known = "'uniform', 'availability' or 'module:function'"
             raise ValueError(f"sampling should be {known}, got {self.sampling!r}")
@@ -225,10 +212,6 @@ class Participation(Section):
             raise ValueError('with rule "all" every client trains all the time: there is nothing to sample')
         if (self.sampling == "availability") != (self.file is not None) or (self.period and self.file is None):
             raise ValueError('sampling "availability" needs the key file, the others take neither file nor period')
-        return self
-
-    @model_validator(mode="after")
-    def _concurrency_where_it_counts(self) -> Participation:
         if (self.rule == "concurrency") != (self.concurrency is not None):
             raise ValueError('rule = "concurrency" needs the key concurrency, the other rules do not take it')
         return self

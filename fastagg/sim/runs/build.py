@@ -209,7 +209,9 @@ def check_clients(config: Config, server: Server, own: Own) -> None:
             raise ConfigError(f'algorithm {name} is synchronous: participation.rule must be "round", got "{rule}"')
         per_round = config.algorithm.keywords["clients_per_round"]
         if per_round > config.data.clients:
-            raise ConfigError(f"algorithm.clients_per_round is {per_round}, more than {config.data.counted}")
+            raise ConfigError(
+                f"algorithm.clients_per_round is {per_round}, more than the data's {config.data.clients} clients"
+            )
     elif rule == "round":
         raise ConfigError(f'algorithm {name} is asynchronous: participation.rule "round" is for synchronous ones')
     if name == "FedProx" and not config.client.mu and own.train is None:

@@ -14,11 +14,9 @@ from pathlib import Path
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from PIL import Image  # matplotlib needs it, too
 
 from fastagg._types import Plain
 from fastagg.page import COLOURS
@@ -100,20 +98,11 @@ def sized(figure: Figure, width: float | None, font_size: float | None) -> Figur
 
 def save(figure: Figure, path: Path) -> bytes:
     """Write ``figure`` in the format of the path's suffix, completely or not at all; return it as a PNG."""
-    png = _png(figure)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=DPI, pil_kwargs={"compress_level": 1})  # fast, and a third larger
     with files.whole(path) as file:
         if path.suffix == ".png":
-            file.write(png)
+            file.write(png.getvalue())
         else:
             figure.savefig(file, format=path.suffix[1:], dpi=DPI)
-    return png
-
-
-def _png(figure: Figure) -> bytes:
-    """Return what ``savefig`` writes, in half the time: without laying the text out twice, and without transparency."""
-    figure.set_dpi(DPI)
-    canvas, file = FigureCanvasAgg(figure), io.BytesIO()
-    canvas.draw()
-    picture = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba(), "raw", "RGBA", 0, 1)
-    picture.convert("RGB").save(file, format="png", dpi=(DPI, DPI), compress_level=1)
-    return file.getvalue()
+    return png.getvalue()
