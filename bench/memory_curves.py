@@ -15,7 +15,7 @@ from cases import CASES
 from checkout import ROOT
 from matplotlib.figure import Figure
 
-from fastagg.sim.show import style
+from fastagg import drawing
 
 FOLDER = ROOT / "docs" / "performance"
 CASE = re.compile(r"Flower's rounds, (\w+), (\d+) clients")
@@ -52,19 +52,19 @@ def draw(found: Curves, path: Path) -> None:
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
     for number, (name, points) in enumerate(found.items()):
-        look = style.look(number) | ({"linestyle": "--"} if name.startswith("Flower") else {"linestyle": "-"})
+        look = drawing.look(number) | ({"linestyle": "--"} if name.startswith("Flower") else {"linestyle": "-"})
         axes.plot(*zip(*points, strict=True), label=name, **look)
-    style.logarithmic(axes, "x")
-    style.logarithmic(axes, "y")
+    drawing.logarithmic(axes, "x")
+    drawing.logarithmic(axes, "y")
     ticks = sorted({count for points in found.values() for count, _ in points})
     axes.set_xticks(ticks, [str(count) for count in ticks])
     axes.set_yticks([2, 5, 10, 20, 50, 100], ["2", "5", "10", "20", "50", "100"])
     axes.minorticks_off()
     axes.set_xlabel("clients in a round")
     axes.set_ylabel("models of memory at the peak")
-    axes.legend(fontsize=style.TEXT - 2, frameon=False)
-    style.tidy(axes)
-    style.save(figure, path)
+    axes.legend(fontsize=drawing.TEXT - 2, frameon=False)
+    drawing.tidy(axes)
+    drawing.save(figure, path)
 
 
 if __name__ == "__main__":

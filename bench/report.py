@@ -276,7 +276,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Draw whole updates by the model's size: the best peer's time over fastagg's, a panel for each processor."""
     from matplotlib.figure import Figure
 
-    from fastagg.sim.show import style
+    from fastagg import drawing
 
     names = sorted({row.processor for row in rows if row.case in ROWS})
     figure = Figure(figsize=(4.2 * max(1, len(names)), 3.4), layout="constrained")
@@ -284,21 +284,21 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for axes, name in zip(grid, names, strict=False):
         for number, rule in enumerate(ARRIVALS):
             points = _pictured(rows, name, rule)
-            axes.plot(*zip(*points, strict=True) if points else ([], []), label=rule, **style.look(number))
+            axes.plot(*zip(*points, strict=True) if points else ([], []), label=rule, **drawing.look(number))
         axes.axhspan(0.3, 1, color="0.93", zorder=0)
-        style.logarithmic(axes, "x")
-        style.logarithmic(axes, "y")
+        drawing.logarithmic(axes, "x")
+        drawing.logarithmic(axes, "y")
         axes.set_ylim(0.5, 4)
         axes.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
         axes.minorticks_off()
         axes.xaxis.set_major_formatter(lambda value, _: _size(value))
         axes.set_xlabel("parameters")
-        axes.set_title(name, fontsize=style.TEXT)
-        style.tidy(axes)
+        axes.set_title(name, fontsize=drawing.TEXT)
+        drawing.tidy(axes)
     grid[0].set_ylabel("the best torch loop's time / fastagg's")
     if names:
-        grid[-1].legend(fontsize=style.TEXT - 2, frameon=False)
-    style.save(figure, path)
+        grid[-1].legend(fontsize=drawing.TEXT - 2, frameon=False)
+    drawing.save(figure, path)
 
 
 if __name__ == "__main__":

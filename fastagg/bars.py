@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich import progress as rich
 from rich.console import Console
 
-from fastagg.sim.runs.metrics import Row, duration
+from fastagg.sim.runs.metrics import EvaluationRow, duration
 from fastagg.sim.show.progress import Progress, Watcher
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ProgressBar(_Bar, Progress):
         self._share = share
         self.show(share, self._words)
 
-    def evaluated(self, row: Row) -> None:
+    def evaluated(self, row: EvaluationRow) -> None:
         self._words = f"{self._label}: version {row.version}, accuracy {row.accuracy:.1%}"
         self.show(self._share, self._words)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from fastagg.sim.show import style
+from fastagg import drawing
 
 LAST = 5  # evaluations whose mean is the accuracy at the end
 COLOURS = {"fp32": "#222222", "int8": "#1f77b4", "int4": "#17becf", "sign": "#d95f02", "top-k 10%": "#2ca02c",
@@ -55,15 +55,15 @@ def draw(figures: dict[str, dict[str, list[list[list[float]]]]], path: Path) -> 
                 axes.fill_between(
                     x, y.mean(0) - spread, y.mean(0) + spread, color=COLOURS[name], alpha=0.12, linewidth=0
                 )
-        style.logarithmic(axes, "x")
-        style.tidy(axes)
-        axes.set_title(f"{title}, {len(seeds)} seed{'s' * (len(seeds) > 1)}", fontsize=style.TEXT)
+        drawing.logarithmic(axes, "x")
+        drawing.tidy(axes)
+        axes.set_title(f"{title}, {len(seeds)} seed{'s' * (len(seeds) > 1)}", fontsize=drawing.TEXT)
         axes.set_xlabel("megabytes from clients")
     figure.axes[0].set_ylabel("test accuracy (%)")
     figure.legend(
         *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=7.5
     )
-    style.save(figure, path)
+    drawing.save(figure, path)
 
 
 def main(file: str, picture: str, *folders: str) -> None:

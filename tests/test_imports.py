@@ -38,7 +38,7 @@ ORDER = (
     ("public",),
     ("fastagg",),  # all public names, when the first is asked for
     # Frameworks and the command line know the package as its users do. Nothing below imports them.
-    ("sim.seeds", "sim.functions", "trackers"),
+    ("sim.seeds", "sim.functions", "trackers", "drawing"),
     ("sim", "integrations", "serve", "bars"),
     ("cli",),
     ("__main__",),

@@ -1,6 +1,6 @@
 """What a delay law, a sampling rule and a rule can know of the clock and of clients: `view`, and `takes` of a rule.
 
-fastagg.sim.run("recipe.toml", delay=diurnal, sampling=oort, own=Own(train=with_loss), algorithm=deadline)
+fastagg.sim.run("recipe.toml", delay=diurnal, sampling=oort, own=UserFunctions(train=with_loss), algorithm=deadline)
 """
 
 from dataclasses import dataclass

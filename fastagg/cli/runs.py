@@ -89,10 +89,10 @@ def run(
     """
     from fastagg import _checks
     from fastagg.bars import ProgressBar
+    from fastagg.drawing import FORMATS
     from fastagg.sim.recipes import load
     from fastagg.sim.runs.output import check_folder
     from fastagg.sim.runs.run import run as simulate
-    from fastagg.sim.show.style import FORMATS
     from fastagg.trackers import parse
 
     if resume and replace:
@@ -211,8 +211,8 @@ def _changes(seed: int | None, data_dir: Path | None, changes: Sequence[str] | N
 
 def _compare(recipes: Sequence[str | Config], out: Path, picture: str, **settings: Foreign) -> None:
     from fastagg import _checks
+    from fastagg.drawing import FORMATS
     from fastagg.sim import compare as run_all
-    from fastagg.sim.show.style import FORMATS
 
     _checks.one_of("--format", picture, FORMATS)
     done = run_all(recipes, out=out, picture=picture, **settings)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class _Hashed(ISeedSequence):
+class _HashSeed(ISeedSequence):
     """Seeds a bit generator with words that are already random, in a seventh of the time of NumPy's SeedSequence."""
 
     def __init__(self, words: np.ndarray) -> None:
@@ -51,7 +51,7 @@ def words(seed: int, stream: str, *key: int) -> bytes:
 
 def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
     """Return a fresh NumPy generator for ``stream`` (e.g. "delay") and ``key`` (e.g. client, dispatch number)."""
-    hashed = _Hashed(np.frombuffer(words(seed, stream, *key), np.uint64))
+    hashed = _HashSeed(np.frombuffer(words(seed, stream, *key), np.uint64))
     # NumPy's type stubs accept only its own seed sequences
     return np.random.Generator(np.random.PCG64(hashed))  # type: ignore[arg-type]
 

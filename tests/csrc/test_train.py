@@ -20,7 +20,7 @@ from fastagg import build_info
 from fastagg._build import native, set_isa
 from fastagg.errors import ConfigError
 from fastagg.sim.clients.proof import prove
-from fastagg.sim.clients.translate import Table, Untranslated
+from fastagg.sim.clients.translate import LayerTable, TranslationError
 from fastagg.sim.models import build
 from fastagg.sim.seeds import seeded
 
@@ -110,7 +110,7 @@ class Client:
         self.x = torch.randn(30, *shape)
         self.y = torch.randint(CLASSES, (30,))
         self.index = torch.randint(30, (sum(lengths),))
-        layers = Table(module, shape)
+        layers = LayerTable(module, shape)
         self.start, self.buffers = flat(module.parameters()), statistics(module)
         self.table = native.Table(
             shape=layers.shape, layers=layers.layers, batch=max(lengths), parameters=len(self.start),
@@ -365,8 +365,8 @@ def test_what_has_no_layer_is_left_to_torch() -> None:
         (nn.Linear(4, 2), (4, 4), "dimensions"),
         (nn.Sequential(OwnForward()), (4,), "OwnForward"),
     ):
-        with pytest.raises(Untranslated, match=word):
-            Table(module, shape)
+        with pytest.raises(TranslationError, match=word):
+            LayerTable(module, shape)
 
 
 class Drawn(nn.Module):
@@ -472,7 +472,7 @@ def test_a_proof_finds_what_a_table_has_wrong(layer: int, change: dict[str, Any]
         nn.AvgPool2d(3), nn.Flatten(), nn.Linear(6, CLASSES),
     )  # fmt: skip
     client = Client(module, (2, 6, 6), [11])
-    x, y, layers = client.x[:11], client.y[:11], Table(module, (2, 6, 6))
+    x, y, layers = client.x[:11], client.y[:11], LayerTable(module, (2, 6, 6))
     prove(module, client.table, x, y)
     place = layer - (layer > 1)  # the ReLU is its BatchNorm's
     layers.layers[place].update(change)
@@ -481,7 +481,7 @@ def test_a_proof_finds_what_a_table_has_wrong(layer: int, change: dict[str, Any]
         buffers=len(client.buffers),
     )  # fmt: skip
     named = "1.running_mean" if "momentum" in change else "its outputs"
-    with pytest.raises(Untranslated, match=named):
+    with pytest.raises(TranslationError, match=named):
         prove(module, wrong, x, y)
 
 
@@ -492,7 +492,7 @@ def test_random_networks_equal_autograd_s_or_are_left_to_torch(one_thread: None)
         try:
             client = Client(module, shape, [5, 6])
             exact, exact_buffers = client.exactly()
-        except (Untranslated, RuntimeError) as error:  # autograd cannot have some changes in place
+        except (TranslationError, RuntimeError) as error:  # autograd cannot have some changes in place
             assert not plain, (seed, error)
             continue
         translated += 1
@@ -504,7 +504,7 @@ def test_random_networks_equal_autograd_s_or_are_left_to_torch(one_thread: None)
         try:
             prove(module, client.table, client.x[:5], client.y[:5])
             proved += 1
-        except Untranslated:
+        except TranslationError:
             assert not plain, seed
             continue
         assert right, (seed, module)

@@ -8,7 +8,7 @@ import pytest
 from fastagg.sim.comparison.groups import Group
 from fastagg.sim.recipes.config import Config, from_toml
 from fastagg.sim.recipes.tables import ACCURACY
-from fastagg.sim.runs.metrics import ACTIVITIES, Row, summarise
+from fastagg.sim.runs.metrics import ACTIVITIES, EvaluationRow, summarise
 from fastagg.sim.runs.result import Result
 from fastagg.sim.show.findings import RUN_NUMBERS
 
@@ -76,7 +76,10 @@ def group(tiny):
         def result(points: Any, seed: int, unit: str = "10 s", target: float = 0.9, stopped: str = "finished",
                    rule: str | None = None) -> Result:  # fmt: skip
             points = [point if isinstance(point, tuple) else (10 * k, point) for k, point in enumerate(points)]
-            rows = [Row(version(k, time), float(time), 5 * k, a, 1.0, 0.0, 0) for k, (time, a) in enumerate(points)]
+            rows = [
+                EvaluationRow(version(k, time), float(time), 5 * k, a, 1.0, 0.0, 0)
+                for k, (time, a) in enumerate(points)
+            ]
             wall = dict.fromkeys((*ACTIVITIES, "other"), 1.0) | {"total": 5.0}
             summary = dict.fromkeys(RUN_NUMBERS, 0.0) | summarise(rows, target, stopped)
             summary |= {"stopped": stopped, "delay_max": 3, "delay_mean": 1.5, "wall_seconds": wall}

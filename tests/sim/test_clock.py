@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.clock.sampling import Available, read_traces
+from fastagg.sim.clock.sampling import AvailabilitySampling, read_traces
 from fastagg.sim.clock.schedule import VirtualClock
 from fastagg.sim.runs.passed import configured
 from fastagg.sim.runs.run import run
@@ -69,7 +69,7 @@ def test_availability_is_that_of_the_trace_at_every_time(period):
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, 7, (6, 3)), rng.integers(1, 4, (6, 3))
     traces = [list(zip(begins, begins + lengths, strict=True)) for begins, lengths in zip(*drawn, strict=True)]
-    rule = Available(0, traces, period)
+    rule = AvailabilitySampling(0, traces, period)
 
     def there(client, at):
         at = at if period is None else at % period
@@ -87,7 +87,9 @@ def test_availability_is_that_of_the_trace_at_every_time(period):
 def test_a_time_that_a_decimal_trace_opens_is_open(period):
     """The end of a wait is a rounded sum; a client that is there then may be drawn then."""
     cuts = [period * share for share in (0.1, 0.3, 0.7, 0.9)]
-    rule = Available(0, [[(cuts[0], cuts[1]), (cuts[2], cuts[3])], [(0.0, cuts[1])], [(cuts[2], period)]], period)
+    rule = AvailabilitySampling(
+        0, [[(cuts[0], cuts[1]), (cuts[2], cuts[3])], [(0.0, cuts[1])], [(cuts[2], period)]], period
+    )
     rng, now = np.random.default_rng(0), 0.0
     for step in range(3000):
         opens = [rule.opens(client, now) for client in range(3)]

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg import FedAsync, FedBuff, sim
-from fastagg.sim.clients.own import Own
+from fastagg.sim.clients.own import UserFunctions
 from fastagg.sim.clock import delays as laws
 from fastagg.sim.clock.by_version import VersionSchedule
 from fastagg.sim.clock.delays import LAWS, Population, Times, VersionDelay
-from fastagg.sim.clock.sampling import Participation
+from fastagg.sim.clock.sampling import ClientPool
 from fastagg.sim.runs.run import run
 from fastagg.sim.runs.simulation import Simulation
 
@@ -238,7 +238,7 @@ def tenth(update, task):
 def test_the_time_of_an_upload_is_that_of_the_bytes_that_are_sent(rule, tiny) -> None:
     delay = {"name": "exponential", "jitter": 0.0, "up": 10.0}
     config = tiny({"delay": delay, "run.versions": 3, **RULES[rule]})
-    whole, part = run(config), sim.run(config, own=Own(change=tenth))
+    whole, part = run(config), sim.run(config, own=UserFunctions(change=tenth))
     sent = whole.summary["bytes_up"] / whole.summary["uploads"]
     assert part.summary["bytes_up"] == 100 * part.summary["uploads"]
     rounds = 3 if rule == "round" else 1
@@ -249,7 +249,7 @@ def test_the_time_of_an_upload_is_that_of_the_bytes_that_are_sent(rule, tiny) ->
 
 def test_an_update_that_is_made_before_it_is_due_is_the_same(tiny) -> None:
     delay = {"name": "exponential", "jitter": 0.0}
-    own = Own(train=train, change=halved)
+    own = UserFunctions(train=train, change=halved)
     late, early = (sim.run(tiny({"delay": delay | up, "model.name": "cnn", "model.widths": [2, 2], "run.fused": False}),
                        own=own).rows for up in ({}, {"up": 1e30}))  # fmt: skip
     assert [replace(row, time=0) for row in early] == [replace(row, time=0) for row in late]
@@ -393,7 +393,7 @@ def following(rule, arrived):
 
 def test_the_next_of_m_c_clients_is_drawn_uniformly_from_the_idle_ones():
     clients, rounds = 10, 6_000
-    rule = Participation(clients, concurrency=4, seed=1)
+    rule = ClientPool(clients, concurrency=4, seed=1)
     training = first(rule)
     drawn_while_idle, idle_times, again = np.zeros(clients), np.zeros(clients), 0
     for number in range(rounds):
@@ -413,12 +413,12 @@ def test_the_next_of_m_c_clients_is_drawn_uniformly_from_the_idle_ones():
 
 
 def test_where_all_train_who_arrives_is_next_and_the_first_depend_on_the_seed():
-    every = Participation(clients=3, concurrency=3, seed=0)
+    every = ClientPool(clients=3, concurrency=3, seed=0)
     assert sorted(first(every)) == [0, 1, 2]
     assert [following(every, c) for c in (2, 0, 1)] == [2, 0, 1]  # it is the only idle one
-    rule = Participation(4, None, seed=0)
+    rule = ClientPool(4, None, seed=0)
     assert first(rule) == [0, 1, 2, 3]
     assert [following(rule, c) for c in (2, 2, 0)] == [2, 2, 0]
-    starts = {tuple(first(Participation(50, 10, seed))) for seed in range(5)}
+    starts = {tuple(first(ClientPool(50, 10, seed))) for seed in range(5)}
     assert len(starts) == 5
-    assert first(Participation(50, 10, 3)) == first(Participation(50, 10, 3))
+    assert first(ClientPool(50, 10, 3)) == first(ClientPool(50, 10, 3))

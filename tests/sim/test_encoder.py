@@ -8,7 +8,7 @@ import torch
 from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 from fastagg.sim import run
-from fastagg.sim.clients.encoder import Encoder
+from fastagg.sim.clients.encoder import UpdateEncoder
 from fastagg.sim.comparison.groups import grouped
 from fastagg.sim.recipes.config import Config, from_toml
 from fastagg.sim.recipes.sections import Encoding
@@ -49,7 +49,7 @@ def test_bytes_of_updates_are_counted(format: str, nbytes: int, feedback: bool) 
 def test_what_is_not_sent_comes_later(form: str) -> None:
     model = {"a": torch.zeros(30, 10), "b": torch.zeros(7)}
     layout = Layout.of(model)
-    encoder = Encoder(Encoding(format="topk", share=0.1, values="int2", feedback=True), layout, 5)
+    encoder = UpdateEncoder(Encoding(format="topk", share=0.1, values="int2", feedback=True), layout, 5)
     given, sent = torch.zeros(2, 307), torch.zeros(2, 307)
     for number in range(6):
         for client in range(2):

@@ -13,7 +13,7 @@ import torch
 
 import fastagg.sim
 from fastagg.errors import ConfigError, DataError
-from fastagg.sim.clients.own import Own
+from fastagg.sim.clients.own import UserFunctions
 from fastagg.sim.comparison.cells import cells
 from fastagg.sim.comparison.compare import compare
 from fastagg.sim.recipes.config import load, to_toml
@@ -117,17 +117,17 @@ def closing_over(scale):
 def test_what_a_program_passes_is_part_of_the_run(tiny, tmp_path):
     config, data = tiny(SHORT), build_data(tiny())
     other = replace(data, test=replace(data.test, x=data.test.x + 1e-3))
-    given = {"data": data, "own": Own(change=closing_over(1.0)), "model": lambda shape, classes: torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(64, classes))}  # fmt: skip
+    given = {"data": data, "own": UserFunctions(change=closing_over(1.0))}
+    given["model"] = lambda shape, classes: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
     first = fastagg.sim.run(config, out=tmp_path, **given)
-    same = {**given, "own": Own(change=closing_over(1.0))}
+    same = {**given, "own": UserFunctions(change=closing_over(1.0))}
     assert fastagg.sim.run(config, out=tmp_path, resume="go on", **same) == first
     wide = {
         "model": lambda shape, classes: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes, False))
     }
     for key, change in {
         "data": {"data": other},
-        "own.change": {"own": Own(change=closing_over(2.0))},
+        "own.change": {"own": UserFunctions(change=closing_over(2.0))},
         "model": wide,
     }.items():
         with pytest.raises(ConfigError, match=rf"\({key} changed\)"):
@@ -312,7 +312,7 @@ def test_what_has_no_digest_runs_again_and_is_named(tiny, tmp_path, caplog):
         with lock:
             return update
 
-    first = fastagg.sim.run(tiny(SHORT), out=tmp_path, own=Own(change=change))
+    first = fastagg.sim.run(tiny(SHORT), out=tmp_path, own=UserFunctions(change=change))
     assert [record.message for record in caplog.records] == [
         f"{tmp_path}: no digest of own.change.lock, a lock: cannot pickle '_thread.lock' object: "
         "the run is run again whenever it is started"
@@ -320,9 +320,11 @@ def test_what_has_no_digest_runs_again_and_is_named(tiny, tmp_path, caplog):
     why = "own.change.lock, a lock: cannot pickle '_thread.lock' object"
     assert first.summary["inputs"] == {"own.change": f"none: {why}"}
     with pytest.raises(ConfigError, match=r"perhaps other data or code \(no digest of own.change.lock, a lock: cannot"):
-        fastagg.sim.run(tiny(SHORT), out=tmp_path, own=Own(change=change), resume="go on")
+        fastagg.sim.run(tiny(SHORT), out=tmp_path, own=UserFunctions(change=change), resume="go on")
     before = (tmp_path / "summary.json").stat().st_mtime_ns
-    assert fastagg.sim.run(tiny(SHORT), out=tmp_path, own=Own(change=change), resume="again").rows == first.rows
+    assert (
+        fastagg.sim.run(tiny(SHORT), out=tmp_path, own=UserFunctions(change=change), resume="again").rows == first.rows
+    )
     assert f"no digest of {why}" in caplog.text and "it is run again" in caplog.text
     assert (tmp_path / "summary.json").stat().st_mtime_ns > before
 
@@ -331,14 +333,14 @@ SCRIPT = """
 import logging
 import torch
 import fastagg.sim
-from fastagg.sim.clients.own import Own
+from fastagg.sim.clients.own import UserFunctions
 log = logging.getLogger("mine")
 class Scale:
     def by(self, array): return FACTOR * array
 def change(update, task):
     log.info("%s", torch.zeros(1))
     return {name: Scale().by(array) for name, array in update.items()}
-fastagg.sim.run(PATH, out=OUT, own=Own(change=change), resume="go on")
+fastagg.sim.run(PATH, out=OUT, own=UserFunctions(change=change), resume="go on")
 """
 
 

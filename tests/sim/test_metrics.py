@@ -15,14 +15,14 @@ from fastagg import bars, timing
 from fastagg.bars import CellsBar, ProgressBar
 from fastagg.errors import DataError
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.runs.metrics import ACTIVITIES, ClientRow, DelayStatistics, Row, reaching, spread, summarise
+from fastagg.sim.runs.metrics import ACTIVITIES, ClientRow, DelayStatistics, EvaluationRow, reaching, spread, summarise
 from fastagg.sim.runs.output import read_rows, rows_csv, summary_json, write_text
 from fastagg.sim.runs.result import Result
 from fastagg.storage import files
 
 
-def rows(*accuracies: float) -> list[Row]:
-    return [Row(k, 10.0 * k, 5 * k, a, 1.0 - a, 2.0, 3) for k, a in enumerate(accuracies)]
+def rows(*accuracies: float) -> list[EvaluationRow]:
+    return [EvaluationRow(k, 10.0 * k, 5 * k, a, 1.0 - a, 2.0, 3) for k, a in enumerate(accuracies)]
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=50))
@@ -53,7 +53,7 @@ def test_no_delays_count_as_zero():
     ],
 )
 def test_the_accuracy_is_of_the_last_five_versions(tested, mean, count):
-    found = [Row(v, 1.0 * k, k, a, 1.0, 0.0, 0) for k, (v, a) in enumerate(tested)]
+    found = [EvaluationRow(v, 1.0 * k, k, a, 1.0, 0.0, 0) for k, (v, a) in enumerate(tested)]
     summary = summarise(found, 0.9)
     assert summary["last5_accuracy_mean"] == (None if mean is None else pytest.approx(mean))
     assert summary["last5_versions"] == count and summary["final_accuracy"] == tested[-1][1]
@@ -89,22 +89,22 @@ def test_the_summary_takes_best_final_and_the_first_that_reaches_the_target_from
 
 def test_rows_read_back_to_the_same_bits(tmp_path):
     rows = [
-        Row(0, 0.0, 0, 0.1, 1 / 3, 0.0, 0),
-        Row(10, 1e-17 + 2 / 3, 50, 0.9, math.pi, 2.5, 7, 2**40, 3, 0.1 + 0.2, 0.0, 1 / 7),
+        EvaluationRow(0, 0.0, 0, 0.1, 1 / 3, 0.0, 0),
+        EvaluationRow(10, 1e-17 + 2 / 3, 50, 0.9, math.pi, 2.5, 7, 2**40, 3, 0.1 + 0.2, 0.0, 1 / 7),
     ]
     clients = [ClientRow(0, 5, 2, None), ClientRow(1, 7, 0, 2 / 3)]
-    for kind, written in ((Row, rows), (ClientRow, clients)):
+    for kind, written in ((EvaluationRow, rows), (ClientRow, clients)):
         write_text(tmp_path / "rows.csv", rows_csv(kind, written))
         assert read_rows(kind, tmp_path / "rows.csv") == written
 
 
 def test_rows_with_other_columns_are_refused(tmp_path):
     path = tmp_path / "metrics.csv"
-    columns, line = rows_csv(Row, [Row(3, 1.5, 9, 0.5, 0.25, 2.0, 4)]).splitlines()
+    columns, line = rows_csv(EvaluationRow, [EvaluationRow(3, 1.5, 9, 0.5, 0.25, 2.0, 4)]).splitlines()
     for wrong in (columns.rpartition(",")[0], columns.replace("loss", "cost"), ""):
         path.write_text(f"{wrong}\n{line}\n")
         with pytest.raises(DataError, match=r"cannot read .*metrics"):
-            read_rows(Row, path)
+            read_rows(EvaluationRow, path)
 
 
 def test_a_loss_that_is_not_a_number_becomes_null():
@@ -207,7 +207,7 @@ def test_a_run_says_its_version_and_accuracy(clock):
         for version in range(3):
             clock[0] += 31
             bar.advanced(0.1 * (version + 1))
-            bar.evaluated(Row(version, 1.0, 1, 0.5, 1.0, 0.0, 0))
+            bar.evaluated(EvaluationRow(version, 1.0, 1, 0.5, 1.0, 0.0, 0))
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 3 and lines[-1].startswith("FADAS: one: version 1, accuracy 50.0%: 30% after")
     assert said(console.file.getvalue()) == []

@@ -12,7 +12,7 @@ import torch
 
 import fastagg
 from fastagg.errors import ConfigError
-from fastagg.sim.clients.own import Own
+from fastagg.sim.clients.own import UserFunctions
 from fastagg.sim.recipes.config import load
 from fastagg.sim.runs.result import Folder
 from fastagg.sim.runs.run import run
@@ -78,7 +78,7 @@ def test_what_law_sampling_and_rule_are_told_is_resumed_to_the_bit(monkeypatch, 
     own = {
         "delay": views.diurnal,
         "sampling": views.oort,
-        "own": Own(train=views.with_loss),
+        "own": UserFunctions(train=views.with_loss),
         "algorithm": views.deadline,
     }
     more = {"participation": {"rule": "concurrency", "concurrency": 5}, "run.uploads": 60, "run.versions": "none"}
@@ -102,7 +102,7 @@ def test_a_view_is_what_happened():
     def train(model, data, task, state):
         return task.delta(model), state, {"loss": torch.tensor([float(task.number)])}
 
-    fastagg.sim.run(asynchronous(algorithm=FEDBUFF), delay=law, own=Own(train=train))
+    fastagg.sim.run(asynchronous(algorithm=FEDBUFF), delay=law, own=UserFunctions(train=train))
     last = {}
     for client, number, _, view in seen:
         assert view.client.client == client and view.client.tasks == number + 1 and view.client.sent == view.time
@@ -231,13 +231,13 @@ def test_a_training_that_does_nothing_of_its_own_is_the_recipe_s():
         return task.delta(model), state
 
     plain = load(FOLDER / "recipe.toml", {**SMALL, "run.fused": False})
-    assert fastagg.sim.run(plain, own=Own(train=train)).rows == run(plain).rows
+    assert fastagg.sim.run(plain, own=UserFunctions(train=train)).rows == run(plain).rows
 
 
 def test_what_cannot_be_saved_and_other_workers_are_refused():
     plain = load(FOLDER / "recipe.toml", SMALL)
     with pytest.raises(ConfigError, match="a state of object cannot be saved"):
-        fastagg.sim.run(plain, own=Own(train=lambda model, data, task, state: (task.delta(model), object())))
+        fastagg.sim.run(plain, own=UserFunctions(train=lambda model, data, task, state: (task.delta(model), object())))
     with pytest.raises(ConfigError, match=r"workers is 2, but .*own.train trains them"):
         run(config("ditto"), workers=2)
 
@@ -296,11 +296,11 @@ def test_arguments_of_a_rule_of_one_s_own_are_checked(rules):
 
 def test_own_loss_and_metric_say_what_the_rows_say():
     loss, settings = torch.nn.functional.cross_entropy, asynchronous(algorithm=FEDBUFF, **{"run.fused": False})
-    own = Own(loss=loss, metric=lambda outputs, labels: (outputs.argmax(1) == labels).float().mean().item())
+    own = UserFunctions(loss=loss, metric=lambda outputs, labels: (outputs.argmax(1) == labels).float().mean().item())
     for mine, theirs in zip(fastagg.sim.run(settings, own=own).rows, run(settings).rows, strict=True):
         assert (mine.version, mine.time) == (theirs.version, theirs.time)
         assert (mine.accuracy, mine.loss) == pytest.approx((theirs.accuracy, theirs.loss), rel=1e-5)
-    least = Own(loss=loss, metric=lambda outputs, labels: -1.0)
+    least = UserFunctions(loss=loss, metric=lambda outputs, labels: -1.0)
     assert {row.accuracy for row in fastagg.sim.run(settings, own=least).rows} == {-1.0}
 
 

@@ -20,7 +20,7 @@ from scipy.stats import ttest_rel
 from fastagg.sim.comparison import compare as comparing
 from fastagg.sim.recipes.config import to_toml
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.runs.metrics import Row, summarise
+from fastagg.sim.runs.metrics import EvaluationRow, summarise
 from fastagg.sim.runs.output import rows_csv, summary_json
 from fastagg.sim.runs.result import Folder
 from fastagg.sim.show.findings import RUN_NUMBERS
@@ -75,7 +75,7 @@ def write(rng, cell, out, speed, noise, size):
         if version % every == 0 or version > versions - 5:
             time = version * size * (0.8 + 0.4 * rng.random() * noise) / speed
             right = limit * (1 - math.exp(-version * size / 15)) + noise * rng.normal() if version else 0.1
-            rows.append(Row(version, time, version * size, min(1.0, max(0.0, right)), 1.0, 0.0, 0))
+            rows.append(EvaluationRow(version, time, version * size, min(1.0, max(0.0, right)), 1.0, 0.0, 0))
     summary = dict.fromkeys(RUN_NUMBERS, 0.0) | summarise(rows, cell.config.run.target, stopped)
     summary |= {
         "stopped": stopped,
@@ -87,7 +87,7 @@ def write(rng, cell, out, speed, noise, size):
     folder = out / cell.name
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(to_toml(cell.config))
-    (folder / "metrics.csv").write_text(rows_csv(Row, rows))
+    (folder / "metrics.csv").write_text(rows_csv(EvaluationRow, rows))
     (folder / "delays.csv").write_text("delay,uploads\n0,1\n")
     (folder / "summary.json").write_text(summary_json(summary))
 

@@ -10,7 +10,7 @@ import fastagg
 from fastagg.errors import DataError, UpdateTooLarge
 from fastagg.sim.clients.client import rated
 from fastagg.sim.recipes.config import load
-from fastagg.sim.runs.metrics import Row
+from fastagg.sim.runs.metrics import EvaluationRow
 from fastagg.sim.runs.output import rows_csv
 from fastagg.sim.runs.run import run, summary
 from fastagg.sim.runs.simulation import Simulation
@@ -120,7 +120,7 @@ def test_a_run_ends_at_its_limit_and_evaluates_there(tiny, limits, check):
 
 
 def test_ctrl_c_still_writes_the_results(tiny, tmp_path):
-    def interrupt(row: Row) -> None:
+    def interrupt(row: EvaluationRow) -> None:
         if row.version == 4:
             signal.raise_signal(signal.SIGINT)
 
@@ -129,7 +129,7 @@ def test_ctrl_c_still_writes_the_results(tiny, tmp_path):
     assert result.summary["interrupted"] is True
     assert result.rows == whole.rows[:2]
     assert json.loads((tmp_path / "summary.json").read_text())["stopped"] == "interrupted"
-    assert (tmp_path / "metrics.csv").read_text() == rows_csv(Row, whole.rows[:2])
+    assert (tmp_path / "metrics.csv").read_text() == rows_csv(EvaluationRow, whole.rows[:2])
     assert fastagg.load(tmp_path / "checkpoint.pt").version == 4
 
 

@@ -4,14 +4,14 @@ import struct
 import numpy as np
 import pytest
 
+from fastagg.drawing import save
 from fastagg.sim.comparison.compare import Comparison
 from fastagg.sim.comparison.groups import grouped
 from fastagg.sim.recipes.tables import Cell
-from fastagg.sim.runs.metrics import Row
+from fastagg.sim.runs.metrics import EvaluationRow
 from fastagg.sim.runs.result import Result
 from fastagg.sim.show.plots import curves, delay_tails, lines_over_key, to_target
 from fastagg.sim.show.series import MOST_LINES, few_lines, line_labels, mean_curve, time_scale
-from fastagg.sim.show.style import save
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_no_verdict_no_picture(group):
 @pytest.fixture
 def drawn(tiny):
     def drawn(about="What it is about.", unit="10 s", target=0.9, accuracies=(0.1, 0.5, 0.9)):
-        rows = [Row(k, 10.0 * k, 5 * k, a, 1.0, 0.0, 0) for k, a in enumerate(accuracies)]
+        rows = [EvaluationRow(k, 10.0 * k, 5 * k, a, 1.0, 0.0, 0) for k, a in enumerate(accuracies)]
         config = tiny({"label": "First", "about": about, "run.target": target})
         return curves(grouped([(Cell(config), Result(config, rows, {"stopped": "finished"}, unit))]), about, ["time"])
 

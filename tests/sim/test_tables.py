@@ -8,7 +8,7 @@ from fastagg.cli.runs import catalogue
 from fastagg.errors import ConfigError
 from fastagg.registry import presets
 from fastagg.sim import recipes
-from fastagg.sim.clients.own import Own
+from fastagg.sim.clients.own import UserFunctions
 from fastagg.sim.recipes import names as recipe_names
 from fastagg.sim.recipes import tables
 from fastagg.sim.recipes.tables import Table, load, merge
@@ -181,7 +181,7 @@ def test_every_cell_of_every_table_is_a_recipe_with_a_server(name):
             theirs = config.data.name == "solutions:load" or "unlabelled" in config.data.model_dump()
             assert config.unlabelled.share or theirs
         server = build_server(config, module, config.data.clients, distill)
-        check_clients(config, server, Own())
+        check_clients(config, server, UserFunctions())
 
 
 @pytest.mark.parametrize("name", [n for n in tables.names() if not n.endswith("-small") and "fedecho" not in n])

@@ -16,7 +16,7 @@ from fastagg.sim.seeds import integer
 from fastagg.storage import memory
 
 
-class Encoder:
+class UpdateEncoder:
     """Encodes updates, each with a seed of its own. With error feedback every client has what it has not sent yet."""
 
     def __init__(self, encoding: Encoding, layout: Layout, seed: int) -> None:

@@ -16,7 +16,7 @@ from fastagg.model import ModelState
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.client import LocalTrainer, Update, places
 from fastagg.sim.clients.proof import SAMPLES, evaluate, joined, prove
-from fastagg.sim.clients.translate import Table, Untranslated
+from fastagg.sim.clients.translate import LayerTable, TranslationError
 from fastagg.sim.clock.schedule import Job
 from fastagg.sim.data.federated import FederatedData, Samples, batches
 from fastagg.sim.recipes.sections import Client
@@ -25,31 +25,31 @@ from fastagg.storage import memory
 
 NOTHING = memory.empty(0)
 Key = tuple[int, int]  # a client and the number of its dispatch
-Begun = tuple[ModelState, native.Training | None]
+PendingUpdate = tuple[ModelState, native.Training | None]
 
 
 class FusedTrainer:
     """Does what :class:`fastagg.sim.clients.client.LocalTrainer` does, up to rounding.
 
     Raises:
-        Untranslated: torch must train these clients; the message says why.
+        TranslationError: torch must train these clients; the message says why.
     """
 
     def __init__(self, module: nn.Module, work: Client, seed: int, clients: Sequence[Samples], test: Samples) -> None:
         if work.optimizer != "sgd":
-            raise Untranslated(f"the local optimizer is {work.optimizer}")
+            raise TranslationError(f"the local optimizer is {work.optimizer}")
         if work.clip_norm is not None:
-            raise Untranslated("client.clip_norm is set")
+            raise TranslationError("client.clip_norm is set")
         shape = test.x.shape[1:]
         for samples in (*clients, test):
             if samples.x.shape[1:] != shape:
-                raise Untranslated("inputs have several shapes")
+                raise TranslationError("inputs have several shapes")
             if samples.x.device.type != "cpu":
-                raise Untranslated(f"clients train on {samples.x.device}")
+                raise TranslationError(f"clients train on {samples.x.device}")
             if samples.x.dtype is not torch.float32 or samples.y.dtype is not torch.int64 or samples.y.dim() != 1:
-                raise Untranslated("samples are not fp32 with one label each")
+                raise TranslationError("samples are not fp32 with one label each")
         self._work, self._seed = work, seed
-        self._layers = Table(module, shape)
+        self._layers = LayerTable(module, shape)
         parameters = dict(module.named_parameters())
         buffers = dict(module.named_buffers())
         self._sent = {name: p.detach() for name, p in parameters.items()}
@@ -62,7 +62,7 @@ class FusedTrainer:
                 batch=min(work.batch_size, max(map(len, clients))), buffers=held,
             )  # fmt: skip
         except ConfigError as error:
-            raise Untranslated(str(error)) from None
+            raise TranslationError(str(error)) from None
         # Torch refuses to find the deviation of one number.
         norms = (layer["input"] for layer in self._layers.layers if layer["kind"] == "batch_norm")
         self._needs_two = any(self._layers.shapes[image][1:] == (1, 1) for image in norms)
@@ -77,7 +77,7 @@ class FusedTrainer:
             first = places(self._work, len(samples), 1, self._seed, client, 0)[0][:SAMPLES]
             try:
                 return prove(module, self._table, samples.x[first], samples.y[first])
-            except Untranslated:
+            except TranslationError:
                 if client == tried[-1]:
                     raise
 
@@ -130,7 +130,7 @@ class FusedTrainer:
         return ModelState(out, statistics, [counter + steps for counter in counters]), training
 
 
-class Ahead:
+class JobTrainer:
     """Trains jobs: this thread, when an update is due, or threads of the extension, from the moment it is sent.
 
     The event queue says which update arrives next; this hands it over. An update does not depend on when it is trained.
@@ -139,15 +139,15 @@ class Ahead:
     Args:
         trainer: with ``threads`` it must be a FusedTrainer.
         threads: how many train beside the caller, who trains an update that is due and that nobody has begun.
-        most: how many jobs may be trained before they are due.
+        limit: how many jobs may be trained before they are due.
     """
 
     def __init__(
-        self, trainer: LocalTrainer | FusedTrainer, data: FederatedData, gradients: bool, threads: int, most: int
+        self, trainer: LocalTrainer | FusedTrainer, data: FederatedData, gradients: bool, threads: int, limit: int
     ) -> None:
-        self._trainer, self._data, self._gradients, self._most = trainer, data, gradients, most
+        self._trainer, self._data, self._gradients, self._limit = trainer, data, gradients, limit
         self._crew = native.Crew(threads) if threads else None
-        self.out: dict[Key, Begun] = {}  # trained, or being trained, and not due yet
+        self.out: dict[Key, PendingUpdate] = {}  # trained, or being trained, and not due yet
 
     def take(self, job: Job, in_flight: Callable[[], list[Job]]) -> Update:
         """Return the update of ``job``, which is due. ``in_flight``: the jobs that are due later, the next first."""
@@ -164,11 +164,11 @@ class Ahead:
         return update
 
     def look(self, in_flight: Callable[[], list[Job]]) -> None:
-        for job in in_flight()[: self._most] if self._crew else ():
-            if (job.client, job.number) not in self.out and len(self.out) < 2 * self._most:
+        for job in in_flight()[: self._limit] if self._crew else ():
+            if (job.client, job.number) not in self.out and len(self.out) < 2 * self._limit:
                 self.out[job.client, job.number] = self._begin(job)
 
-    def _begin(self, job: Job) -> Begun:
+    def _begin(self, job: Job) -> PendingUpdate:
         assert isinstance(self._trainer, FusedTrainer)
         samples = self._data.clients[job.client]
         return self._trainer.begin(job.task, samples, job.client, job.number, self._crew, self._gradients)

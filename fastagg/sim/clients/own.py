@@ -1,7 +1,7 @@
 """Functions of your own in a run: training, loss, metric, updates on their way, personal models.
 
-A program passes them as ``run(config, own=Own(train=...))``; a recipe names them as "module:function", in ``[own]``,
-``delay.name`` and ``participation.sampling``.
+A program passes them as ``run(config, own=UserFunctions(train=...))``; a recipe names them as "module:function", in
+``[own]``, ``delay.name`` and ``participation.sampling``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastagg.sim.seeds import seeded
 
 
 @dataclass(frozen=True)
-class Own:
+class UserFunctions:
     """Functions of your own. None: what the recipe says.
 
     Attributes:
@@ -52,20 +52,20 @@ class Own:
     personal: Callable[[nn.Module, Any], object] | None = None
 
 
-NAMES = tuple(field.name for field in fields(Own))
+NAMES = tuple(field.name for field in fields(UserFunctions))
 
 
-def chosen(config: c.Config) -> Own:
+def chosen(config: c.Config) -> UserFunctions:
     """Return the functions of a run. ConfigError if one is not there, or takes other arguments."""
     if config.own.keywords and config.own.train is None:
         raise ConfigError("own.keywords are arguments of own.train, which is not given")
-    return Own(**{name: config.function(f"own.{name}") for name in NAMES})
+    return UserFunctions(**{name: config.function(f"own.{name}") for name in NAMES})
 
 
 class OwnTrainer(LocalTrainer):
     """Has clients trained by ``own.train``. ``states``: what each client returned last."""
 
-    def __init__(self, module: nn.Module, work: Client, seed: int, own: Own) -> None:
+    def __init__(self, module: nn.Module, work: Client, seed: int, own: UserFunctions) -> None:
         super().__init__(module, work, seed, own.loss)
         assert own.train is not None
         self._train = own.train
@@ -113,10 +113,10 @@ def _kept(state: object) -> Any:
     )
 
 
-class Way:
+class UpdatePreparer:
     """The way of an update to the server: it is changed, measured, and made whole."""
 
-    def __init__(self, module: nn.Module, layout: Layout, work: Client, seed: int, own: Own) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, work: Client, seed: int, own: UserFunctions) -> None:
         self._layout, self._work, self._seed, self._own = layout, work, seed, own
         self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastagg._build import native
-from fastagg.sim.clients.translate import Untranslated
+from fastagg.sim.clients.translate import TranslationError
 from fastagg.storage import memory
 
 SAMPLES = 8  # of a batch that are compared
@@ -26,7 +26,7 @@ def prove(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> None:
         x, y: fp32 and int64, a batch: its inputs [samples, *shape] and its labels [samples].
 
     Raises:
-        Untranslated: they differ, or torch cannot train the module on the batch. The message says what differs first.
+        TranslationError: they differ, or torch cannot train the module on the batch. The message says what differs.
     """
     try:
         module = deepcopy(module)
@@ -36,11 +36,11 @@ def prove(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> None:
             return
         exact = _by_torch(deepcopy(module).double(), x.double(), y)  # takes several times as long
     except Exception as error:  # whatever a module of the user's own does
-        raise Untranslated(f"torch cannot train it on a first batch ({type(error).__name__}: {error})") from error
+        raise TranslationError(f"torch cannot train it on a first batch ({type(error).__name__}: {error})") from error
     for name in by_table:
         if not _agree(by_table[name], exact[name], rough[name]):
             where = "its outputs" if name == "outputs" else name
-            raise Untranslated(f"the table of its layers does something else than the module, first at {where}")
+            raise TranslationError(f"the table of its layers does something else than the module, first at {where}")
 
 
 def _agree(by_table: Tensor, exact: Tensor, rough: Tensor) -> bool:

@@ -22,7 +22,7 @@ from fastagg._types import Foreign, Plain
 Shape = tuple[int, ...]
 
 
-class Untranslated(Exception):
+class TranslationError(Exception):
     """Why a network is trained by torch."""
 
 
@@ -33,7 +33,7 @@ class Value(NamedTuple):
     vector: bool
 
 
-class Table:
+class LayerTable:
     """The layers of ``module`` for inputs of ``shape``, in the form that ``native.Table`` takes.
 
     Attributes:
@@ -43,7 +43,7 @@ class Table:
         counters: how many counters of batches the module has.
 
     Raises:
-        Untranslated: the table has no layer for a part of the module.
+        TranslationError: the table has no layer for a part of the module.
     """
 
     def __init__(self, module: nn.Module, shape: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ class Table:
         try:
             graph = fx.Tracer().trace(module)
         except Exception as error:  # whatever a forward function does with what is no tensor
-            raise Untranslated(f"its forward function cannot be traced ({type(error).__name__})") from None
+            raise TranslationError(f"its forward function cannot be traced ({type(error).__name__})") from None
         values: dict[Foreign, Value] = {}
         owners: dict[Foreign, fx.Node] = {}  # of the memory that a value lies in
         read = Counter[fx.Node]()
@@ -120,7 +120,7 @@ class Table:
         elif node.target in _FLATTENS and node.args[1:] == (1,) and not known:
             return inputs[0]._replace(vector=True)
         else:
-            raise Untranslated(f"the table has no layer for {called} with these arguments")
+            raise TranslationError(f"the table has no layer for {called} with these arguments")
         return value
 
     def append(self, kind: str, source: Value, shape: Shape, **more: Foreign) -> Value:
@@ -219,7 +219,7 @@ _ONCE = "parameters are used twice, or not at all"
 
 def _need(held: object, why: str) -> None:
     if not held:
-        raise Untranslated(why)
+        raise TranslationError(why)
 
 
 def _places(arrays: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -246,18 +246,18 @@ _HOOKS = (
 _RELUS = (torch.relu, functional.relu, "relu")
 _SUMS = (operator.add, torch.add, "add", operator.iadd)
 _FLATTENS = (torch.flatten, "flatten")
-Reader = Callable[[Table, Foreign, str, Value], Value]
+Reader = Callable[[LayerTable, Foreign, str, Value], Value]
 _MODULES: dict[type[nn.Module], Reader] = {
-    nn.Linear: Table.linear,
-    nn.Conv2d: Table.convolution,
-    nn.BatchNorm1d: Table.batch_norm,
-    nn.BatchNorm2d: Table.batch_norm,
-    nn.GroupNorm: Table.group_norm,
-    nn.ReLU: Table.identity,  # by Table._relu, which asks who else reads its input
-    nn.MaxPool2d: Table.max_pool,
-    nn.AvgPool2d: Table.mean_pool,
-    nn.AdaptiveAvgPool2d: Table.whole_pool,
-    nn.Flatten: Table.flatten,
-    nn.Identity: Table.identity,
+    nn.Linear: LayerTable.linear,
+    nn.Conv2d: LayerTable.convolution,
+    nn.BatchNorm1d: LayerTable.batch_norm,
+    nn.BatchNorm2d: LayerTable.batch_norm,
+    nn.GroupNorm: LayerTable.group_norm,
+    nn.ReLU: LayerTable.identity,  # by LayerTable._relu, which asks who else reads its input
+    nn.MaxPool2d: LayerTable.max_pool,
+    nn.AvgPool2d: LayerTable.mean_pool,
+    nn.AdaptiveAvgPool2d: LayerTable.whole_pool,
+    nn.Flatten: LayerTable.flatten,
+    nn.Identity: LayerTable.identity,
 }
 _KNOWN = {nn.Sequential, nn.ModuleList, nn.ModuleDict, *_MODULES}  # they do the same at every call

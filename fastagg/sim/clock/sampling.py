@@ -32,10 +32,10 @@ from fastagg.sim.functions import parameters
 from fastagg.sim.seeds import below, generator
 
 # Takes the idle clients, the virtual time and a generator of this draw, and perhaps a view; returns one of the clients.
-Sampling = Callable[..., int]
+SamplingFunction = Callable[..., int]
 
 
-class Uniform:
+class UniformSampling:
     """Every idle client alike (FedBuff, FADAS, CA2FL, FedEcho)."""
 
     always = True  # every client may always get the model
@@ -50,7 +50,7 @@ class Uniform:
         return now
 
 
-class Available(Uniform):
+class AvailabilitySampling(UniformSampling):
     """Evenly among the clients that are available, by a trace of the times at which each of them is.
 
     Args:
@@ -79,10 +79,10 @@ class Available(Uniform):
         return math.inf if period is None or not begins else past + period + begins[0]
 
 
-class Chosen(Uniform):
+class FunctionSampling(UniformSampling):
     """By a function of the user's own."""
 
-    def __init__(self, seed: int, function: Sampling, history: History) -> None:
+    def __init__(self, seed: int, function: SamplingFunction, history: History) -> None:
         super().__init__(seed)
         self._function, self._history, self._views = function, history, "view" in parameters(function)
 
@@ -104,7 +104,7 @@ def read_traces(path: Path, clients: int, seed: int, period: float | None) -> li
     """
     until = "" if period is None else f" of at most participation.period, {period:g}"
     traces = intervals(
-        path, "participation.file", ("client", "begin", "end"), least=0.0, most=math.inf if period is None else period,
+        path, "participation.file", ("client", "begin", "end"), low=0.0, high=math.inf if period is None else period,
         what=f" with 0 <= begin < end{until}",
     )  # fmt: skip
     names = [str(client) for client in range(clients)]
@@ -126,7 +126,7 @@ def _joined(trace: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
     return begins, ends
 
 
-class Participation:
+class ClientPool:
     """M_c = ``concurrency`` clients train at once. After each arrival an idle one, drawn by ``rule``, gets the model.
 
     The client that has just answered is idle too and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho). Without
@@ -134,13 +134,13 @@ class Participation:
     soon as it is available.
     """
 
-    def __init__(self, clients: int, concurrency: int | None, seed: int, rule: Uniform | None = None) -> None:
-        self._rule, self._arrivals = rule or Uniform(seed), 0
+    def __init__(self, clients: int, concurrency: int | None, seed: int, rule: UniformSampling | None = None) -> None:
+        self._rule, self._arrivals = rule or UniformSampling(seed), 0
         self.room = clients if concurrency is None else concurrency
         self._idle = list(range(clients))
         self._first: list[int] = []
         self._resting: list[int] = []
-        if type(self._rule) is Uniform:  # the first are taken from one order, and are no draws
+        if type(self._rule) is UniformSampling:  # the first are taken from one order, and are no draws
             order = self._idle if concurrency is None else generator(seed, "participation-start").permutation(clients)
             self._idle = [int(client) for client in order]
             self._first = self._idle[: self.room][::-1]

@@ -31,7 +31,7 @@ from fastagg.errors import ConfigError
 from fastagg.server.dispatch import Dispatch, Download
 from fastagg.server.together import answers_per_step
 from fastagg.sim.clock.delays import Times
-from fastagg.sim.clock.sampling import Participation, Uniform
+from fastagg.sim.clock.sampling import ClientPool, UniformSampling
 from fastagg.sim.clock.view import History
 from fastagg.sim.seeds import generator
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 MOST_WAITS = 10_000  # of a round for clients that are available at once
 
 # How many local steps a client takes for its task.
-Steps = Callable[[int, Dispatch], int]
+LocalSteps = Callable[[int, Dispatch], int]
 # The bytes of a job's model and of its update.
-Sent = Callable[["Job"], tuple[int, int]]
+SentBytes = Callable[["Job"], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,13 @@ class VirtualClock:
         return [job for _, _, job in sorted(self._heap)]  # by time, then by their running number
 
 
-class _Timed(VirtualClock):
+class TaskClock(VirtualClock):
     """What schedules in virtual time have in common: tasks are sent, and take as long as ``delays`` say."""
 
     def __init__(
-        self, server: Server, delays: Times, steps: Steps, sent: Sent, format: Download | None, history: History
-    ) -> None:
+        self, server: Server, delays: Times, steps: LocalSteps, sent: SentBytes, format: Download | None,
+        history: History,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._history = history
         self.unit, self.classes, self._format = delays.unit, delays.classes, format
@@ -141,7 +142,7 @@ class _Timed(VirtualClock):
         self._heap = [(due, order, Job.from_state(job, self._server)) for due, order, job in clock["heap"]]
 
 
-class TimedSchedule(_Timed):
+class TimedSchedule(TaskClock):
     """Clients take virtual time. The delay model tells how long, and the participation rule tells who is next.
 
     With ``at_flush`` the model is sent only when its version changes, to as many clients as have arrived since the last
@@ -150,7 +151,7 @@ class TimedSchedule(_Timed):
     """
 
     def __init__(
-        self, server: Server, delays: Times, participation: Participation, steps: Steps, sent: Sent,
+        self, server: Server, delays: Times, participation: ClientPool, steps: LocalSteps, sent: SentBytes,
         history: History, format: Download | None = None, *, at_flush: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(server, delays, steps, sent, format, history)
@@ -217,7 +218,7 @@ class TimedSchedule(_Timed):
             )
 
 
-class RoundSchedule(_Timed):
+class RoundSchedule(TaskClock):
     """Synchronous rounds of ``per_round`` clients, drawn by ``rule``. All are received when the slowest is done.
 
     The next round starts at that moment, or when so many clients are available. Clients are drawn from (seed, round),
@@ -226,12 +227,12 @@ class RoundSchedule(_Timed):
     """
 
     def __init__(
-        self, server: Server, delays: Times, clients: int, per_round: int, seed: int, steps: Steps, sent: Sent,
-        history: History, rule: Uniform | None = None, format: Download | None = None,
+        self, server: Server, delays: Times, clients: int, per_round: int, seed: int, steps: LocalSteps,
+        sent: SentBytes, history: History, rule: UniformSampling | None = None, format: Download | None = None,
     ) -> None:  # fmt: skip
         super().__init__(server, delays, steps, sent, format, history)
         self._clients, self._per_round, self._seed = clients, per_round, seed
-        self._rule = rule or Uniform(seed)
+        self._rule = rule or UniformSampling(seed)
         self._rounds = 0
         self._gone: set[int] = set()
 
@@ -257,7 +258,7 @@ class RoundSchedule(_Timed):
         raise ConfigError(f"after the virtual time {self.now:g} {self._per_round} clients are never available at once")
 
     def _drawn(self, here: list[int], now: float) -> list[int]:
-        if type(self._rule) is Uniform:  # one order for each round
+        if type(self._rule) is UniformSampling:  # one order for each round
             order = generator(self._seed, "round", self._rounds).permutation(self._clients)
             return [client for client in map(int, order) if client not in self._gone][: self._per_round]
         ready = [client for client in here if self._rule.opens(client, now) <= now]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fastagg import _checks
+from fastagg import _checks, drawing
 from fastagg.errors import ConfigError, DataError, RunFailed
 from fastagg.sim.comparison.cells import check_cells, file_name, run_cells
 from fastagg.sim.comparison.groups import Group, grouped
 from fastagg.sim.recipes.tables import Cell
 from fastagg.sim.runs import output
 from fastagg.sim.runs.result import COMPARISON, Result, begun, checked_target
-from fastagg.sim.show import findings, plots, series, style
+from fastagg.sim.show import findings, plots, series
 from fastagg.sim.show.progress import Watcher
 
 _log = logging.getLogger("fastagg")
@@ -85,7 +85,7 @@ class Comparison:
         ]
         drawn = dict(plots.pictures(groups, self.title, self.baseline, fields, width)) if groups else {}
         _checks.one_of("figure", name, tuple(drawn))
-        return style.sized(drawn[name], width, font_size)
+        return drawing.sized(drawn[name], width, font_size)
 
 
 def compare(
@@ -143,6 +143,6 @@ def compare(
         output.write_text(out / "table.md", "\n".join(sheet.markdown() for sheet in shown.sheets))
         figures = dict(plots.pictures(groups, title, baseline))
         pictures = {out / f"{file_name(name)}.{picture}": figure for name, figure in figures.items()}
-        drawn = {path.stem: style.save(figure, path) for path, figure in pictures.items()}
+        drawn = {path.stem: drawing.save(figure, path) for path, figure in pictures.items()}
         output.write_text(out / "report.html", findings.report(groups, shown, drawn, title))
     return Comparison(groups, failed, list(pictures), shown, title, baseline)

@@ -205,9 +205,9 @@ def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Differenc
 
 def holm(values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number (Holm 1979): all may be read together at one level."""
-    corrected, most = [0.0] * len(values), 0.0
+    corrected, largest = [0.0] * len(values), 0.0
     for place, number in enumerate(sorted(range(len(values)), key=lambda number: values[number])):
-        corrected[number] = most = max(most, min(1.0, (len(values) - place) * values[number]))
+        corrected[number] = largest = max(largest, min(1.0, (len(values) - place) * values[number]))
     return corrected
 
 

@@ -31,14 +31,12 @@ class Processes:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        forks = "forkserver" in multiprocessing.get_all_start_methods()
-        self._context: Foreign = multiprocessing.get_context("forkserver" if forks else "spawn")
-        if forks:
-            self._context.set_forkserver_preload(PRELOAD)
-            # Ctrl-C while it imports would end it, and all processes. Nor may it look for packages in the current
-            # folder, which may be a checkout of this one whose extension was never built.
-            with without_ctrl_c(), chdir(sys.prefix):
-                forkserver.ensure_running()
+        self._context: Foreign = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOAD)
+        # Ctrl-C while it imports would end it, and all processes. Nor may it look for packages in the current folder,
+        # which may be a checkout of this one whose extension was never built.
+        with without_ctrl_c(), chdir(sys.prefix):
+            forkserver.ensure_running()
         self._threads = ThreadPoolExecutor(count)
         self._running: set[Foreign] = set()
 

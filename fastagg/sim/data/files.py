@@ -35,10 +35,10 @@ def read_text(path: Path) -> str:
 
 
 def intervals(
-    path: Path, key: str, columns: Sequence[str], *, least: float = -math.inf, most: float = math.inf, what: str = ""
+    path: Path, key: str, columns: Sequence[str], *, low: float = -math.inf, high: float = math.inf, what: str = ""
 ) -> dict[str, list[tuple[float, float]]]:
     """Return from when to when each client did something, from a CSV file with lines of ``columns``, perhaps below
-    these words. Times are of ``least`` to ``most``, and end after they begin; ``what`` says so.
+    these words. Times are of ``low`` to ``high``, and end after they begin; ``what`` says so.
 
     DataError, which begins with ``key`` and has the line, if a line is none, or there are none.
     """
@@ -50,7 +50,7 @@ def intervals(
             if not cells or (not spans and [cell.lower() for cell in cells] == list(columns)):
                 continue
             client, begin, end = cells[0], *map(float, cells[1:])
-            if not (least <= begin < end <= most and math.isfinite(end - begin)):
+            if not (low <= begin < end <= high and math.isfinite(end - begin)):
                 raise ValueError
             spans.setdefault(client, []).append((begin, end))
     except (ValueError, csv.Error):

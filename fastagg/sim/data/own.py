@@ -30,7 +30,7 @@ def check(data: object, where: str) -> FederatedData:
     """Return ``data``. DataError, beginning with ``where``, unless it is a federation that can be trained on.
 
     All inputs must have one shape and type, fp32 or tokens, and be finite. There must be as many labels as inputs, and
-    labels must be int64 from 0 to classes - 1, or fp32 for a loss of one's own (:class:`fastagg.sim.clients.own.Own`).
+    labels must be int64 from 0 to classes - 1, or fp32 for a loss of one's own, ``own.loss``.
     """
     if not isinstance(data, FederatedData):
         raise DataError(f"{where}: expected a FederatedData, got a {type(data).__name__}")

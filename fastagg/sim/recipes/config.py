@@ -53,10 +53,10 @@ class Config(Section):
     attack: sections.Attack = sections.Attack()
     encoding: sections.Encoding = sections.Encoding()
     participation: sections.Participation = sections.Participation()
-    unlabelled: sections.Unlabelled = sections.Unlabelled()
+    unlabelled: sections.UnlabelledData = sections.UnlabelledData()
     distill: sections.Distill = sections.Distill()
-    own: sections.Own = sections.Own()
-    run: sections.Run
+    own: sections.UserFunctionNames = sections.UserFunctionNames()
+    run: sections.RunSettings
     _held: Plain = PrivateAttr(default_factory=dict)
 
     @property

@@ -119,10 +119,10 @@ def _named(name: str | None) -> str | None:
     return name
 
 
-Named = Annotated[str | None, AfterValidator(_named)]
+FunctionName = Annotated[str | None, AfterValidator(_named)]
 
 
-class Unlabelled(Section):
+class UnlabelledData(Section):
     """Unlabelled data for FedEcho: what the data has as ``unlabelled``, or ``share``, a part of the test set, which is
     then not used for testing. At most ``samples`` are used."""
 
@@ -141,16 +141,16 @@ class Distill(Section):
     batch_size: PositiveInt = 128
 
 
-class Own(Section):
+class UserFunctionNames(Section):
     """Your own functions ``train``, ``loss``, ``metric``, ``change`` and ``personal``, each named "module:function";
     see docs/own_functions.md. "given" stands for one passed to run(). ``keywords`` are further arguments of ``train``.
     """
 
-    train: Named = None
-    loss: Named = None
-    metric: Named = None
-    change: Named = None
-    personal: Named = None
+    train: FunctionName = None
+    loss: FunctionName = None
+    metric: FunctionName = None
+    change: FunctionName = None
+    personal: FunctionName = None
     keywords: Plain = Field(default={})
 
 
@@ -217,7 +217,7 @@ class Participation(Section):
         return self
 
 
-class Run(Section):
+class RunSettings(Section):
     """The run stops at the first of ``versions`` (server updates), ``uploads`` (client updates) and ``time`` (virtual).
 
     It evaluates every ``evaluate_every`` versions, at the start and at the end. ``target``: a test accuracy; when it is
@@ -240,7 +240,7 @@ class Run(Section):
     fused: bool = True
 
     @model_validator(mode="after")
-    def _some_end(self) -> Run:
+    def _some_end(self) -> RunSettings:
         if self.versions is None and self.uploads is None and self.time is None:
             raise ValueError("give at least one of versions, uploads, time")
         return self

@@ -18,11 +18,11 @@ from fastagg.ops import alpha_bounds
 from fastagg.sim import functions, models
 from fastagg.sim.clients.client import LocalTrainer
 from fastagg.sim.clients.fused import FusedTrainer
-from fastagg.sim.clients.own import Own, OwnTrainer, chosen
-from fastagg.sim.clients.translate import Untranslated
+from fastagg.sim.clients.own import OwnTrainer, UserFunctions, chosen
+from fastagg.sim.clients.translate import TranslationError
 from fastagg.sim.clock import by_version, sampling
 from fastagg.sim.clock.delays import Population, TimedDelay, Times
-from fastagg.sim.clock.schedule import RoundSchedule, Sent, TimedSchedule
+from fastagg.sim.clock.schedule import RoundSchedule, SentBytes, TimedSchedule
 from fastagg.sim.clock.view import History
 from fastagg.sim.data import digits, own
 from fastagg.sim.data.federated import FederatedData
@@ -100,7 +100,7 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
 
 
 def build_trainer(
-    config: Config, module: nn.Module, data: FederatedData, own: Own
+    config: Config, module: nn.Module, data: FederatedData, own: UserFunctions
 ) -> tuple[LocalTrainer | FusedTrainer, str | None]:
     """Return what trains the clients, and why that is torch; None if it is not."""
     work = config.client
@@ -110,11 +110,11 @@ def build_trainer(
         return OwnTrainer(module, work, config.seed, own), "own.train trains them"
     try:
         if own.loss is not None:
-            raise Untranslated("own.loss is a function of your own")
+            raise TranslationError("own.loss is a function of your own")
         if not config.run.fused:
-            raise Untranslated("run.fused is off")
+            raise TranslationError("run.fused is off")
         return FusedTrainer(module, work, config.seed, data.clients, data.test), None
-    except Untranslated as reason:
+    except TranslationError as reason:
         return LocalTrainer(module, work, config.seed, own.loss), str(reason)
 
 
@@ -201,7 +201,7 @@ def is_synchronous(config: Config) -> bool:
     return "clients_per_round" in _keywords.of(find_preset(config)).settings
 
 
-def check_clients(config: Config, server: Server, own: Own) -> None:
+def check_clients(config: Config, server: Server, own: UserFunctions) -> None:
     """Raise ConfigError if the configured clients cannot work with this server."""
     name, rule = config.algorithm.name, config.participation.rule
     if is_synchronous(config):
@@ -220,7 +220,7 @@ def check_clients(config: Config, server: Server, own: Own) -> None:
         raise ConfigError(f"algorithm {name} takes gradients on the model that was sent: client.steps must be 1")
 
 
-def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: Sent, history: History) -> Schedule:
+def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: SentBytes, history: History) -> Schedule:
     """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job. ``history``:
     what functions of the user's own may know."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
@@ -237,7 +237,7 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: S
     if config.participation.rule == "round":
         per_round = config.algorithm.keywords["clients_per_round"]
         return RoundSchedule(server, law, clients, per_round, seed, steps, sent, history, rule, format)
-    participation = sampling.Participation(clients, concurrency, seed, rule)
+    participation = sampling.ClientPool(clients, concurrency, seed, rule)
     at_flush = delay.counting == "authors"
     return TimedSchedule(server, law, participation, steps, sent, history, format, at_flush=at_flush)
 
@@ -262,15 +262,15 @@ def check(config: Config) -> None:
     lost_clients(config)
 
 
-def build_sampling(config: Config, clients: int, history: History) -> sampling.Uniform:
+def build_sampling(config: Config, clients: int, history: History) -> sampling.UniformSampling:
     """Return who chooses the next client."""
     how, seed = config.participation, config.seed
     if (function := config.function("participation.sampling")) is not None:
-        return sampling.Chosen(seed, function, history)
+        return sampling.FunctionSampling(seed, function, history)
     if how.file is not None:
         path = beside_data(how.file, getattr(config.data, "dir", None))
-        return sampling.Available(seed, sampling.read_traces(path, clients, seed, how.period), how.period)
-    return sampling.Uniform(seed)
+        return sampling.AvailabilitySampling(seed, sampling.read_traces(path, clients, seed, how.period), how.period)
+    return sampling.UniformSampling(seed)
 
 
 def lost_clients(config: Config) -> frozenset[int]:

@@ -39,7 +39,7 @@ def duration(value: float, unit: str) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class EvaluationRow:
     """One evaluation: a line of metrics.csv.
 
     time: virtual, in the delay model's unit. accuracy: 0..1 on the test set. loss: its mean cross-entropy. delay_mean
@@ -107,14 +107,14 @@ class DelayStatistics(Counter[int]):
         return max(self, default=0)
 
 
-def reaching(rows: Sequence[Row], target: float, every: int = 1) -> Row | None:
+def reaching(rows: Sequence[EvaluationRow], target: float, every: int = 1) -> EvaluationRow | None:
     """Return the first evaluation with at least ``target`` accuracy, or None. NaN reaches nothing. Of the evaluations
     up to each multiple of ``every`` updates the last one counts, so that runs have equal chances."""
     last = {-(-row.uploads // every): row for row in rows}
     return next((row for row in last.values() if row.accuracy >= target), None)
 
 
-def summarise(rows: Sequence[Row], target: float, stopped: str = "finished", every: int = 1) -> Plain:
+def summarise(rows: Sequence[EvaluationRow], target: float, stopped: str = "finished", every: int = 1) -> Plain:
     """Return the entries of summary.json that come from the rows of one run (at least one row). ``every``: as in
     :func:`reaching`.
 

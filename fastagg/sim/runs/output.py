@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from fastagg._types import Plain
 from fastagg.errors import DataError
-from fastagg.sim.runs.metrics import ClientRow, DelayRow, Row
+from fastagg.sim.runs.metrics import ClientRow, DelayRow, EvaluationRow
 from fastagg.storage import files
 
-T = TypeVar("T", Row, ClientRow, DelayRow)
+T = TypeVar("T", EvaluationRow, ClientRow, DelayRow)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -29,7 +29,7 @@ from fastagg.sim.functions import beside
 from fastagg.sim.recipes.config import Config, differences, load, to_toml
 from fastagg.sim.runs import output
 from fastagg.sim.runs.inputs import NONE, OF_DATA, digests
-from fastagg.sim.runs.metrics import ClientRow, DelayRow, Row, summarise
+from fastagg.sim.runs.metrics import ClientRow, DelayRow, EvaluationRow, summarise
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +69,7 @@ class Result:
     """
 
     config: Config
-    rows: list[Row]
+    rows: list[EvaluationRow]
     summary: Plain
     unit: str
     delays: dict[int, int] = field(default_factory=dict)
@@ -208,7 +208,7 @@ class Folder:
         damaged."""
         if (summary := output.read_summary(self.out / "summary.json")) is None:
             return None
-        rows = output.read_rows(Row, self.out / "metrics.csv")
+        rows = output.read_rows(EvaluationRow, self.out / "metrics.csv")
         clients = output.read_rows(ClientRow, there) if (there := self.out / "clients.csv").exists() else []
         delays = {row.delay: row.uploads for row in output.read_rows(DelayRow, self.out / "delays.csv")}
         summary |= summarise(rows, self.config.run.target, summary["stopped"])
@@ -262,6 +262,6 @@ class Folder:
         from fastagg.server import checkpoint
 
         with output.writing(self.out):
-            output.write_text(self.out / "metrics.csv", output.rows_csv(Row, simulation.rows))
+            output.write_text(self.out / "metrics.csv", output.rows_csv(EvaluationRow, simulation.rows))
         checkpoint.write(simulation.state_dict(), self.checkpoint)
         self._kept = time.monotonic()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fastagg import _checks
+from fastagg import _checks, drawing
 from fastagg._types import Plain
 from fastagg.errors import NonFiniteUpdate, UpdateTooLarge
 from fastagg.rules.directions import ActiveSet, AllClients
@@ -21,7 +21,7 @@ from fastagg.sim.recipes.config import Config
 from fastagg.sim.runs import build, output
 from fastagg.sim.runs.inputs import digests
 from fastagg.sim.runs.interrupt import on_ctrl_c
-from fastagg.sim.runs.metrics import LAST, ClientRow, DelayRow, Row, summarise
+from fastagg.sim.runs.metrics import LAST, ClientRow, DelayRow, EvaluationRow, summarise
 from fastagg.sim.runs.result import Folder, Result, Resume
 from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.show.progress import Progress
@@ -201,16 +201,16 @@ def summary(simulation: Simulation, stopped: str) -> Plain:
 def _finish(folder: Folder, result: Result, simulation: Simulation, picture: str) -> None:
     from fastagg.sim.comparison.groups import grouped
     from fastagg.sim.recipes.tables import Cell
-    from fastagg.sim.show import findings, plots, style
+    from fastagg.sim.show import findings, plots
 
     out, groups = folder.out, grouped([(Cell(result.config), result)])
     delays = [DelayRow(*pair) for pair in sorted(result.delays.items())]
     with output.writing(out):
-        output.write_text(out / "metrics.csv", output.rows_csv(Row, result.rows))
+        output.write_text(out / "metrics.csv", output.rows_csv(EvaluationRow, result.rows))
         output.write_text(out / "clients.csv", output.rows_csv(ClientRow, result.clients))
         output.write_text(out / "delays.csv", output.rows_csv(DelayRow, delays))
         figure = plots.curves(groups, result.config.about, ["time"])
-        drawn = {"accuracy": style.save(figure, out / f"accuracy.{picture}")}
+        drawn = {"accuracy": drawing.save(figure, out / f"accuracy.{picture}")}
         page = findings.report(groups, findings.find(groups), drawn, result.config.about)
         output.write_text(out / "report.html", page)
         output.write_text(out / "summary.json", output.summary_json(result.summary))

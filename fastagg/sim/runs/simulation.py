@@ -18,15 +18,15 @@ from fastagg.server.checkpoint import on_device
 from fastagg.server.dispatch import Dispatch
 from fastagg.sim.clients.attack import Liars, with_flipped_labels
 from fastagg.sim.clients.client import DifferenceSender, Update, rated
-from fastagg.sim.clients.encoder import Encoder
-from fastagg.sim.clients.fused import Ahead, FusedTrainer, Key
-from fastagg.sim.clients.own import OwnTrainer, Way, chosen
+from fastagg.sim.clients.encoder import UpdateEncoder
+from fastagg.sim.clients.fused import FusedTrainer, JobTrainer, Key
+from fastagg.sim.clients.own import OwnTrainer, UpdatePreparer, chosen
 from fastagg.sim.clock.schedule import Job
 from fastagg.sim.clock.view import History
 from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.recipes.config import Config, differences, from_toml, to_toml
 from fastagg.sim.runs import build
-from fastagg.sim.runs.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, Row, spread
+from fastagg.sim.runs.metrics import ACTIVITIES, LAST, ClientRow, DelayStatistics, EvaluationRow, spread
 from fastagg.timing import Stopwatch
 
 _log = logging.getLogger("fastagg")
@@ -35,7 +35,7 @@ AHEAD = 2**24  # parameters of updates that are trained before they are due
 # what a checkpoint has of a simulation as it is
 KEPT = ("uploads", "bytes_up", "bytes_down", "largest", "warm_up", "dropped", "client_accuracy")
 
-Made = tuple[Update, int, Mapping[str, torch.Tensor] | None]
+PreparedUpdate = tuple[Update, int, Mapping[str, torch.Tensor] | None]
 
 
 def _nbytes(sent: torch.Tensor | Mapping[str, torch.Tensor] | None) -> int:
@@ -70,28 +70,28 @@ class Simulation:
             build.check_clients(config, self.server, self.own)
             caches, names = isinstance(self.server.direction, Differences), dict(self.module.named_parameters())
             self.differences = DifferenceSender(names) if caches else None
-            self._way = Way(self.module, self.server.layout, config.client, config.seed, self.own)
+            self._prepare = UpdatePreparer(self.module, self.server.layout, config.client, config.seed, self.own)
             trained = [name for name, parameter in names.items() if parameter.requires_grad]
             self._liars = Liars(config.attack, count, config.seed, trained)
-            self._encoder = Encoder(config.encoding, self.server.layout, config.seed)
+            self._encoder = UpdateEncoder(config.encoding, self.server.layout, config.seed)
             self._model_bytes = sum(array.nbytes for array in self.server.parameters().values())
             sizes = [len(samples) for samples in self.data.clients]
             # An update whose size takes time, and is not known before, is made when its task is sent.
             own_size = self.own.train is not None or self.own.change is not None
             self._early = own_size and getattr(config.delay, "up", None) is not None
-            self._made: dict[Key, Made] = {}  # updates that are not due yet, and their bytes
+            self._made: dict[Key, PreparedUpdate] = {}  # updates that are not due yet, and their bytes
             self.history = History(self.server, sizes)
             self.schedule = build.build_schedule(config, self.server, sizes, self._bytes, self.history)
             self._lost = build.lost_clients(config)
             classes = self.schedule.classes
             self.classes = None if classes is None else np.bincount(classes, minlength=3).tolist()
             self.slow = [] if classes is None else np.flatnonzero(classes == 2).tolist()
-            self.ahead = self._ahead(workers)
+            self.job_trainer = self._build_job_trainer(workers)
             self._parts: dict[str, Any] = {"liars": self._liars, "encoder": self._encoder, "schedule": self.schedule}
             self._parts["history"] = self.history
             if self.differences is not None:
                 self._parts["differences"] = self.differences
-        self.rows: list[Row] = []
+        self.rows: list[EvaluationRow] = []
         self.uploads = self.bytes_up = self.bytes_down = 0
         self.client_accuracy: list[float] = []  # at the last evaluation, if clients are tested
         self.delays = DelayStatistics()
@@ -106,32 +106,32 @@ class Simulation:
         with self.stopwatch.timing("training" if self._early else "server"):
             self.schedule.start()
 
-    def _ahead(self, workers: int) -> Ahead:
+    def _build_job_trainer(self, workers: int) -> JobTrainer:
         if workers > 1 and not isinstance(self.trainer, FusedTrainer):
             why = f"torch trains this run's clients one at a time ({self.by_torch})"
             raise ConfigError(f"workers is {workers}, but {why}: compare runs side by side, or set run.torch_threads")
-        gradients, most = self.server.update_kind == "gradient", AHEAD // max(1, self.server.layout.size)
-        return Ahead(self.trainer, self.data, gradients, workers - 1, max(4 * workers, most))
+        gradients, limit = self.server.update_kind == "gradient", AHEAD // max(1, self.server.layout.size)
+        return JobTrainer(self.trainer, self.data, gradients, workers - 1, max(4 * workers, limit))
 
     def close(self) -> None:
-        self.ahead.close()
+        self.job_trainer.close()
 
     def _drop(self) -> None:
         if self._lost and not self.dropped and self.done() >= self.config.dropout.after:
             self.schedule.drop(self._lost)
-            self.ahead.forget(self._lost)
+            self.job_trainer.forget(self._lost)
             self.dropped = True
 
     def _in_flight(self) -> list[Job]:
         return [] if self._early else self.schedule.in_flight()
 
-    def _make(self, job: Job) -> Made:
+    def _make(self, job: Job) -> PreparedUpdate:
         """Return a job's update, as it comes to the server, its bytes, and what comes with it."""
-        update = self.ahead.take(job, self._in_flight)
+        update = self.job_trainer.take(job, self._in_flight)
         if self.differences is not None:
             update = self.differences.difference(job.client, update)
         extra = getattr(self.trainer, "extra", None)
-        update, size = self._way(update, job.task, job.client, job.number)
+        update, size = self._prepare(update, job.task, job.client, job.number)
         return self._liars(job.client, update), self._encoder.size(size) + _nbytes(extra), extra
 
     def _facts(self, job: Job, sent: Mapping[str, torch.Tensor] | None) -> Mapping[str, Any] | None:
@@ -148,7 +148,7 @@ class Simulation:
         """Return the bytes of a job's model and of its update."""
         down = self._down(job.task)
         if not self._early:
-            return down, self._encoder.size(self._way.whole)
+            return down, self._encoder.size(self._prepare.whole)
         update, size, extra = self._make(job)
         assert isinstance(update, dict)
         self._made[job.client, job.number] = {name: array.clone() for name, array in update.items()}, size, extra
@@ -176,7 +176,7 @@ class Simulation:
         with self.stopwatch.timing("training"):
             if self._early:
                 self.schedule.arrived(job)
-            self.ahead.look(self._in_flight)
+            self.job_trainer.look(self._in_flight)
         self.uploads += 1
         self.bytes_up += made[1]
         self.bytes_down += self._down(job.task)
@@ -190,13 +190,13 @@ class Simulation:
         self._recent[receipt.delay] += 1
         return receipt.applied
 
-    def evaluate(self) -> Row:
+    def evaluate(self) -> EvaluationRow:
         with self.stopwatch.timing("evaluation"):
             model, own = self._model(), self.own
             accuracy, loss = rated(model, self.data.test, self.data.score, own.loss, own.metric)
             self.client_accuracy = self._by_client(model)
         recent, apart = self._recent, spread(self.client_accuracy) if self.client_accuracy else ()
-        row = Row(
+        row = EvaluationRow(
             self.server.version, self.schedule.now, self.uploads, accuracy, loss, recent.mean, recent.maximum,
             self.bytes_up, self.bytes_down, *apart,
         )  # fmt: skip
@@ -299,7 +299,7 @@ class Simulation:
         }
 
     def _remember(self, run: State) -> None:
-        self.rows[:] = [Row(*row) for row in run["rows"]]
+        self.rows[:] = [EvaluationRow(*row) for row in run["rows"]]
         for name in KEPT:
             setattr(self, name, run["kept"][name])
         self.client_uploads = Counter(run["client_uploads"])

@@ -50,15 +50,15 @@ def table(groups: Sequence[Group], baseline: str | None = None, lost: Sequence[G
     """Return the table with a line for each group of seeds, and of those that are ``lost`` because all failed."""
     baseline, target = name_of(groups, baseline), goal(groups)
     end = "target" if target is None else f"{target:.0%}"
-    several, most = len({tuple(group.seeds) for group in groups}) > 1, max(len(group.results) for group in groups)
+    several, count = len({tuple(group.seeds) for group in groups}) > 1, max(len(group.results) for group in groups)
     lines = []
     for group, ratio in zip(groups, speedups(groups, baseline), strict=True):
         line = {"method": group.label + group.states}
         line |= {"seeds": ", ".join(map(str, group.seeds))} if several else {}
-        line["accuracy"] = _number(group.over("last5_accuracy_mean", 100), most=most)
-        line["best"] = _number(group.over("best_accuracy", 100), most=most)
-        line[f"time to {end}"] = _number(group.over("time_to_target"), 1, group.results[0].unit, "never", most)
-        line[f"uploads to {end}"] = _number(group.over("uploads_to_target"), 0, none="never", most=most)
+        line["accuracy"] = _number(group.over("last5_accuracy_mean", 100), count=count)
+        line["best"] = _number(group.over("best_accuracy", 100), count=count)
+        line[f"time to {end}"] = _number(group.over("time_to_target"), 1, group.results[0].unit, "never", count)
+        line[f"uploads to {end}"] = _number(group.over("uploads_to_target"), 0, none="never", count=count)
         line |= {f"vs {baseline}": "–" if ratio is None else f"{ratio:.3g}x"} if baseline else {}
         line |= {key: f"{group.over(key).mean:.0f}" for key in ("uploads", "versions")}
         late = max(result.summary["delay_max"] for result in group.results)
@@ -99,13 +99,15 @@ def pivot(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Sheet | None:
     settings = list(dict.fromkeys(group.setting for group in (*groups, *lost)))
     if len(settings) < 2:
         return None
-    most = max(len(group.results) for group in groups)
-    cells = {(g.method, g.setting): _number(g.over(g.measure, scale(g.measure)), most=most) + g.states for g in groups}
+    count = max(len(group.results) for group in groups)
+    cells = {
+        (g.method, g.setting): _number(g.over(g.measure, scale(g.measure)), count=count) + g.states for g in groups
+    }
     cells |= {(group.method, group.setting): "– (n=0)" for group in lost}
     methods = dict.fromkeys(group.method for group in (*groups, *lost))
     lines = [[method, *(cells.get((method, setting), "–") for setting in settings)] for method in methods]
     what = " or ".join(sorted({TITLES.get(group.measure, group.measure) for group in groups}))
-    caption = f"{what}: mean ± deviation over {most} seed{'s' * (most > 1)}, or n where it says so."
+    caption = f"{what}: mean ± deviation over {count} seed{'s' * (count > 1)}, or n where it says so."
     return Sheet("Methods by settings", ["method", *settings], lines, caption)
 
 
@@ -154,9 +156,9 @@ def _test(tests: Sequence[Contrast]) -> str:
     return f"at the level of {LEVEL:.0%}, by paired t-tests over seeds{more}"
 
 
-def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–", most: int = 0) -> str:
+def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–", count: int = 0) -> str:
     """Return a mean and its deviation, in words if they are times whose ``unit`` is known in seconds, and of how many
-    seeds if ``most`` are more."""
+    seeds if ``count`` are more."""
     if value.mean is None:
         return none
     mean, deviation = (
@@ -164,7 +166,7 @@ def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–", m
         for number in (value.mean, value.deviation)
     )
     text = f"{'≥ ' * value.least}{mean}{'±' * bool(deviation)}{deviation}" + f" ({value.missing} never)" * value.least
-    return text + f" (n={value.count})" * (value.count < most)
+    return text + f" (n={value.count})" * (value.count < count)
 
 
 def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:

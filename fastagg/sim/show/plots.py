@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fastagg._types import Plain
+from fastagg.drawing import GREY, TEXT, legend, logarithmic, look, marks, tidy
 from fastagg.sim.comparison.groups import Group, by_setting, choice_keys, goal, name_of, speedups
 from fastagg.sim.runs.metrics import duration
 from fastagg.sim.show import findings, series
 from fastagg.sim.show.series import MOST_LINES
-from fastagg.sim.show.style import GREY, TEXT, legend, logarithmic, look, marks, tidy
 
 ROW = 2.1  # the height of a row of axes in a picture with a width
 
@@ -203,7 +203,7 @@ def delay_tails(groups: Sequence[Group], title: str = "") -> Figure:
     """
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()
-    most = 0
+    latest = 0
     for number, (group, name) in enumerate(zip(groups, series.line_labels(groups), strict=True)):
         counts = sum((Counter(result.delays) for result in group.results), Counter())
         delays = sorted(delay for delay in counts if delay > 0)
@@ -211,8 +211,8 @@ def delay_tails(groups: Sequence[Group], title: str = "") -> Figure:
         facts = f"mean {group.over('delay_mean').mean or 0.0:.1f}, max {max(counts, default=0)}"
         label = f"{name} ({facts})"
         axes.plot(delays, late, drawstyle="steps-post", label=label, markevery=marks(number), **look(number))
-        most = max(most, *counts, 0)
-    if most:  # rounds have no late updates
+        latest = max(latest, *counts, 0)
+    if latest:  # rounds have no late updates
         logarithmic(axes, "x")
         logarithmic(axes, "y")
         axes.set_xlim(left=0.9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastagg.sim.runs.metrics import Row
+from fastagg.sim.runs.metrics import EvaluationRow
 
 if TYPE_CHECKING:
     from fastagg.sim.recipes.tables import Cell
@@ -17,7 +17,7 @@ class Progress:
     def advanced(self, share: float) -> None:
         """Called for every client update with the share of the run that is done."""
 
-    def evaluated(self, row: Row) -> None:
+    def evaluated(self, row: EvaluationRow) -> None:
         """Called with every new row."""
 
 

@@ -31,10 +31,7 @@ def x_axes(groups: Sequence[Group]) -> dict[str, tuple[str, float]]:
     units = {result.unit for result in runs}
     times = {} if len(units) > 1 else {"time": time_scale(max(row.time for r in runs for row in r.rows), units.pop())}
     how = [run.config.encoding for run in runs]
-    up, down = (
-        {(encoding.format, encoding.share, encoding.values) for encoding in how},
-        {encoding.download for encoding in how},
-    )
+    up, down = {(each.format, each.share, each.values) for each in how}, {each.download for each in how}
     sent = {"bytes_up": ("megabytes from clients", 1e-6)} if len(up) > 1 else {}
     sent |= {"bytes_down": ("megabytes to clients", 1e-6)} if len(down) > 1 else {}
     return {**times, "version": ("server versions", 1.0), "uploads": ("client updates received", 1.0), **sent}

@@ -1,4 +1,6 @@
-"""The style of all pictures, and how they are written. ``Figure`` without pyplot: no display and no global state.
+"""The style of all pictures, of runs and of benchmarks, and how they are written.
+
+``Figure`` without pyplot: no display and no global state.
 
 They are made for a paper: small type, at the size of print. Lines differ in colour, dashes and marker, so that they can
 be told apart in grey print.
