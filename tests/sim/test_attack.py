@@ -85,12 +85,3 @@ def test_a_run_is_another_one_only_with_liars(name: str, share: float) -> None:
     for _ in range(40):
         plain.step(), lying.step()
     assert torch.equal(plain.server.flat, lying.server.flat) == (not share)
-
-
-@pytest.mark.parametrize(
-    ("attack", "words"),
-    [({"name": "flip"}, "attack.name"), ({"share": 1.0}, "attack.share"), ({"strength": 0.0}, "attack.strength")],
-)
-def test_a_wrong_key_is_refused(attack: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        config(**attack)

@@ -113,12 +113,6 @@ def test_an_epoch_uses_every_sample_once_in_a_new_order(samples):
     assert first != second
 
 
-@pytest.mark.parametrize(("steps", "local_steps", "expected"), [(5, None, 5), (5, 2, 2), (None, 4, 4)])
-def test_the_number_of_steps_is_the_configs_or_the_tasks(samples, steps, local_steps, expected):
-    work = {"steps": steps} if steps else {"epochs": 1}
-    assert len(batches(trainer(**work), samples, local_steps)) == expected
-
-
 def test_evaluation_counts_correct_labels_and_averages_the_loss(samples):
     module = build("logistic", (6,), 2, [], seed=0)
     weight = torch.zeros(2, 6)

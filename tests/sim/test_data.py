@@ -164,18 +164,6 @@ def test_every_sample_goes_to_exactly_one_client_and_none_is_empty(samples, clas
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(samples))
 
 
-def largest_label_share(alpha: float) -> float:
-    labels = np.repeat(np.arange(10), 200)
-    parts = dirichlet_split(labels, clients=20, alpha=alpha, seed=0)
-    return float(np.mean([np.bincount(labels[part]).max() / len(part) for part in parts]))
-
-
-def test_alpha_sets_how_skewed_the_clients_are():
-    assert largest_label_share(0.1) > 0.45
-    assert 0.25 < largest_label_share(0.3) < largest_label_share(0.1)
-    assert largest_label_share(1000.0) < 0.15  # an even mix of ten labels has 0.1
-
-
 def test_the_share_of_a_class_follows_the_dirichlet_law():
     # With one class, client 0's share is Beta(alpha, (n - 1) alpha): mean 1/n, variance (n-1) / (n^2 (n alpha + 1)).
     labels, clients, alpha = np.zeros(2_000, dtype=int), 5, 0.5
@@ -183,15 +171,3 @@ def test_the_share_of_a_class_follows_the_dirichlet_law():
     variance = 4 / (25 * 3.5)
     assert abs(shares.mean() - 0.2) < 5 * np.sqrt(variance / 400)
     assert abs(shares.var() / variance - 1) < 0.35
-
-
-def test_the_split_depends_on_the_seed_alone():
-    labels = np.arange(100) % 7
-    one, same, other = (dirichlet_split(labels, 8, 0.3, seed) for seed in (1, 1, 2))
-    assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_too_few_samples_for_all_clients_is_a_data_error():
-    with pytest.raises(DataError, match="10 samples"):
-        dirichlet_split(np.zeros(10, dtype=int), clients=6, alpha=1.0, seed=0, min_samples=2)

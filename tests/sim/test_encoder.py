@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from fastagg.errors import ConfigError
 from fastagg.model import Layout, ModelState
 from fastagg.sim import run
 from fastagg.sim.clients.encoder import UpdateEncoder
@@ -78,21 +77,6 @@ def test_models_are_sent_in_a_format(download: str, nbytes: int, more: dict[str,
     assert sent is not None and sent.nbytes <= nbytes
     assert (encoded.bytes_down, plain.bytes_down) == (40 * sent.nbytes, 40 * 4 * SIZE)
     assert not torch.equal(encoded.server.flat, plain.server.flat)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"format": "int3"}, "encoding.format"),
-        ({"format": "topk", "share": 0.0}, "encoding.share"),
-        ({"format": "int8", "model": {"name": "cnn", "norm": "batch"}}, "running statistics"),
-        ({"download": "int8", "model": {"name": "cnn", "norm": "batch"}}, "encoding.download: what is encoded"),
-        ({"download": "int4"}, "encoding.download"),
-    ],
-)
-def test_a_wrong_key_is_refused(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Simulation(config(**wrong))
 
 
 def test_accuracy_is_drawn_over_bytes_where_formats_differ() -> None:

@@ -21,7 +21,7 @@ from fastagg.sim.runs.run import run
 from fastagg.sim.runs.simulation import Simulation
 from fastagg.sim.seeds import generator
 
-from .test_resume import CASES, GRADIENTS, TORCH
+from .test_resume import CASES, GRADIENTS
 
 # Every recipe that is stopped and goes on in test_resume.py, and what those do not have.
 FUSED: dict[str, dict[str, Any]] = {
@@ -77,16 +77,6 @@ def noisy(x: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 def test_augmented_batches_are_those_of_torch(tiny: Any) -> None:
     data = build_data(tiny())
     agree(Simulation(tiny(), replace(data, clients=[replace(samples, augment=noisy) for samples in data.clients])))
-
-
-@pytest.mark.parametrize("case", ["FedBuff, BatchNorm", "gradients, batchnorm, decay"])
-def test_runs_equal_torch_s(tiny: Any, case: str) -> None:
-    fused, other = (run(tiny({**FUSED[case], **how})) for how in ({}, TORCH))
-    assert fused.summary["fused"] is True and other.summary["fused"] == "run.fused is off"
-    for a, b in zip(fused.rows, other.rows, strict=True):
-        assert (a.version, a.time, a.uploads, a.delay_max) == (b.version, b.time, b.uploads, b.delay_max)
-        assert a.loss == pytest.approx(b.loss, rel=1e-3)
-        assert abs(a.accuracy - b.accuracy) < 0.01
 
 
 def test_a_run_that_torch_trains_says_why_once(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,6 @@ from fastagg.errors import ConfigError, DataError
 from fastagg.sim.data.federated import FederatedData, Samples
 from fastagg.sim.models import build
 from fastagg.sim.recipes.config import from_toml, to_toml
-from fastagg.sim.recipes.sections import WIDTHS, Model
 from fastagg.sim.runs.simulation import Simulation
 
 
@@ -167,11 +166,6 @@ def test_functions_that_do_not_fit_are_refused(tiny_toml, module, changes, error
         Simulation(config)
 
 
-def test_an_unknown_name_is_answered_with_what_a_recipe_may_say(tiny_toml):
-    with pytest.raises(ConfigError, match=r"unknown name 'nothing' \(known: .*'module:function'\)"):
-        from_toml(tiny_toml, "tiny", {"data": {"name": "nothing", "clients": 12}})
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "parameters"),
     [
@@ -226,12 +220,3 @@ def test_the_weights_depend_on_the_seed_alone_and_torch_is_left_as_it_was():
     flat = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in models]
     assert torch.equal(flat[0], flat[1])
     assert not torch.equal(flat[0], flat[2])
-
-
-def test_unfitting_models_are_refused():
-    with pytest.raises(ConfigError, match="needs images"):
-        build("cnn", (60,), 10, [4], seed=0)
-
-
-def test_every_model_of_a_recipe_is_built_somewhere():
-    assert all(Model(name=name).widths == widths for name, widths in WIDTHS.items())

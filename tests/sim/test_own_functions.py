@@ -225,25 +225,12 @@ def test_fedprox_s_term_is_the_recipe_s_own():
         torch.testing.assert_close(mine.model[name], array, rtol=1e-4, atol=1e-6)
 
 
-def test_a_training_that_does_nothing_of_its_own_is_the_recipe_s():
-    def train(model, data, task, state):
-        task.descend(model, data)
-        return task.delta(model), state
-
-    plain = load(FOLDER / "recipe.toml", {**SMALL, "run.fused": False})
-    assert fastagg.sim.run(plain, own=UserFunctions(train=train)).rows == run(plain).rows
-
-
 def test_what_cannot_be_saved_and_other_workers_are_refused():
     plain = load(FOLDER / "recipe.toml", SMALL)
     with pytest.raises(ConfigError, match="a state of object cannot be saved"):
         fastagg.sim.run(plain, own=UserFunctions(train=lambda model, data, task, state: (task.delta(model), object())))
     with pytest.raises(ConfigError, match=r"workers is 2, but .*own.train trains them"):
         run(config("ditto"), workers=2)
-
-
-def test_a_key_is_unset():
-    assert load(FOLDER / "recipe.toml", {"run.versions": "none", "run.uploads": 7}).run.versions is None
 
 
 def asynchronous(name="rule", **more):
@@ -280,11 +267,6 @@ def rules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("own_rules", None)
-
-
-def test_a_rule_of_one_s_own_is_the_preset_that_it_makes(rules):
-    preset = {"name": "FedBuff", "lr": 1.0, "buffer_size": 2}
-    assert run(asynchronous()).rows == run(asynchronous(algorithm=preset)).rows
 
 
 def test_arguments_of_a_rule_of_one_s_own_are_checked(rules):

@@ -10,7 +10,6 @@ from fastagg.sim.runs.output import csv_text
 
 TABLE = """
 title = "A small table"
-source = "nobody"
 
 [base]
 data = { name = "digits", clients = 12 }

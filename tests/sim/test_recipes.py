@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from fastagg.cli import demo
-from fastagg.errors import ConfigError
 from fastagg.sim import recipes
 from fastagg.sim.recipes import load, names, tables
 from fastagg.sim.recipes.config import to_toml
@@ -10,10 +9,6 @@ from fastagg.sim.runs.build import build_data, build_model
 from fastagg.sim.runs.passed import configured
 
 from .fake_data import write_everything, write_models
-
-
-def test_recipes_are_found_in_the_package():
-    assert set(demo.RECIPES) < set(names())
 
 
 @pytest.mark.parametrize("name", names())
@@ -31,19 +26,6 @@ def test_changes_reach_a_recipe_by_name_and_by_path(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(to_toml(load(demo.RECIPES[0])))
     assert load(str(path), changes) == by_name
-
-
-def test_an_unknown_recipe_is_named_with_the_nearest_one(tmp_path, monkeypatch):
-    with pytest.raises(
-        ConfigError,
-        match=r"no recipe 'fadas'; there are fadas-digits-cnn, fadas-digits-large, .*`fastagg recipes fadas`",
-    ):
-        load("fadas")
-    with pytest.raises(ConfigError, match=r"no recipe 'fadas-digit-large'; did you mean 'fadas-digits-large'"):
-        load("fadas-digit-large")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"cannot read the recipe none\.toml"):
-        load("none.toml")
 
 
 def test_the_demo_compares_methods_in_the_same_world():

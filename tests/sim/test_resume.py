@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, example, given
 from hypothesis import strategies as st
 from support.properties import examples
 
-from fastagg.errors import CheckpointError, ConfigError, DataError
+from fastagg.errors import CheckpointError, DataError
 from fastagg.server import checkpoint
 from fastagg.sim.runs import output
 from fastagg.sim.runs.interrupt import on_ctrl_c
@@ -205,26 +205,11 @@ def untrained(monkeypatch):
     monkeypatch.setattr(Simulation, "step", lambda self: pytest.fail("trained again"))
 
 
-def test_a_finished_run_is_read_and_not_run_again(tiny, tmp_path, monkeypatch):
-    first = run(tiny(), tmp_path)
-    untrained(monkeypatch)
-    again = run(tiny(), tmp_path, resume="go on")
-    assert (again.rows, again.summary, again.unit) == (first.rows, first.summary, first.unit)
-
-
 def test_with_replace_an_old_run_is_deleted(tiny, tmp_path):
     run(tiny(), tmp_path)
     with pytest.raises(Killed):
         run(tiny({"seed": 1}), tmp_path, Stop(0), replace=True)
     assert {path.name for path in tmp_path.iterdir()} == {"config.toml"}  # nothing of the old run under a new config
-
-
-def test_a_folder_with_another_run_is_refused_and_left_alone(tiny, tmp_path):
-    run(tiny(), tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(ConfigError, match=r"other settings \(client.lr, seed\)"):
-        run(tiny({"seed": 1, "client.lr": 0.2}), tmp_path, resume="go on")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_damaged_files_are_said(tiny, tmp_path):

@@ -199,25 +199,6 @@ def different(tiny: Any, **changes: Any) -> list[Cell]:
     return [Cell(tiny({**change, **changes}), folder=name) for name, change in METHODS.items()]
 
 
-def test_a_run_that_fails_is_named_and_the_others_end_as_alone(tiny: Any, tmp_path: Any, monkeypatch: Any) -> None:
-    found = [Cell(tiny({"seed": seed}), folder="tiny") for seed in range(3)]
-    for cell in found:
-        run(cell.config, tmp_path / "alone" / cell.name)
-    step = Simulation.step
-
-    def failing(self: Simulation) -> bool:
-        if self.config.seed == 1 and self.uploads == 11:
-            raise ZeroDivisionError("by zero")
-        return step(self)
-
-    monkeypatch.setattr(Simulation, "step", failing)
-    outcomes = run_cells(found, tmp_path / "shared", 1, Watcher())
-    assert outcomes["tiny/seed1"] == "ZeroDivisionError: by zero"
-    assert not (tmp_path / "shared" / "tiny" / "seed1" / "summary.json").exists()
-    for cell in (found[0], found[2]):
-        same(tmp_path / "shared" / cell.name, tmp_path / "alone" / cell.name)
-
-
 class Interrupting(Watcher):
     """Interrupts like the terminal, or kills, when a cell has come so far."""
 
