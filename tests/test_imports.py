@@ -156,22 +156,3 @@ def test_adapters_use_no_private_member_of_the_server() -> None:
         used[path.name] = [text for text in foreign_privates(path.read_text()) if not re.match(
             r"strategy\._make|(type\(self\)|FedAvg)\._check_and_log_replies", text)]  # fmt: skip
     assert not any(used.values()), used
-
-
-def test_circles_through_functions_and_types_are_found(tmp_path: Path) -> None:
-    package = tmp_path / "fastagg"
-    package.mkdir()
-    for name, text in {
-        "__init__": "from fastagg import storage", "storage": "def go():\n    from fastagg import errors",
-        "errors": "import os, typing\nif typing.TYPE_CHECKING:\n    import fastagg._build", "_build": "",
-    }.items():  # fmt: skip
-        (package / f"{name}.py").write_text(text)
-    graph = graph_of(package)
-    assert not circle(graph) and upward(graph) == ["fastagg.errors imports fastagg._build"]
-    (package / "_build.py").write_text("import fastagg.storage")
-    assert set(circle(graph_of(package))) == {"fastagg.storage", "fastagg.errors", "fastagg._build"}
-
-
-def test_a_module_without_a_room_is_said() -> None:
-    with pytest.raises(AssertionError, match=r"fastagg\.attic\.box: no line of the table"):
-        upward({"fastagg.attic.box": {"fastagg.errors"}, "fastagg.errors": set()})

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,20 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     with pytest.raises(MissingDependency, match=r'the simulator needs pydantic,.*pip install "fastagg\[sim\]"'):
         _extras.require("the simulator", "sim", _extras.SIM)
     _extras.require("the command line", "cli", _extras.CLI)
+
+
+NEED_AN_EXTRA: dict[str, Callable[[], object]] = {
+    "metrics": lambda: fastagg.watch(fastagg.ASGD(torch.zeros(5), lr=0.1), object()),
+    "privacy": lambda: fastagg.FedBuff(torch.zeros(4), privacy=fastagg.Gaussian(1.0, 1.0)).privacy_spent(1e-6),
+    "transformers": lambda: fastagg.clients.trainer_callback(lambda update: torch.zeros(3), 1),
+}
+
+
+@pytest.mark.parametrize("extra", NEED_AN_EXTRA)
+def test_what_needs_an_extra_says_so_when_it_is_called(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_extras, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=extra):
+        NEED_AN_EXTRA[extra]()
 
 
 @pytest.mark.skipif(not shutil.which("cmake"), reason="needs cmake on PATH")

@@ -80,15 +80,6 @@ def test_a_tracker_that_fails_says_so_once_and_the_others_go_on(caplog: pytest.L
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [({"tensorbord": "x"}, "tensorboard"), ("runs/a", "expected trackers"), ([3], "expected trackers")],
-)
-def test_what_is_no_tracker(given, words: str) -> None:
-    with pytest.raises(fastagg.ConfigError, match=words):
-        trackers.made(given)
-
-
-@pytest.mark.parametrize(
     ("name", "module"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow"), ("wandb", "wandb")]
 )
 def test_a_missing_client_says_what_to_install(name: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:

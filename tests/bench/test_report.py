@@ -1,12 +1,9 @@
 """docs/performance.md is what the generator makes of the results, and a loss is marked in the cell where it is."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 from bench_runs import benchmark, run
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def report(*arguments):

@@ -107,12 +107,6 @@ def test_hugging_face_trainer(loads: bool, tmp_path: Path) -> None:
     assert not loads or trainer.state.best_model_checkpoint.endswith("checkpoint-2")
 
 
-def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastagg._extras.find_spec", lambda name: None)
-    with pytest.raises(fastagg.MissingDependency, match="transformers"):
-        fastagg.clients.trainer_callback(lambda update: torch.zeros(3), 1)
-
-
 def test_a_model_in_half_precision_sends_what_training_has_changed() -> None:
     """The server's fp32 model is rounded when it is loaded. The rounding is no part of the update."""
     from fastagg.clients.callbacks import _Periodic

@@ -91,16 +91,5 @@ def test_pieces_of_several_types_are_their_bytes_in_order() -> None:
     assert crc32c(pieces[::-1]) != crc32c(pieces)
 
 
-def test_every_byte_counts() -> None:
-    data = bytearray(random(3 * PART + 24, 3))
-    found = {crc32c(floats(bytes(data)))}
-    places = [0, PART - 1, PART, 2 * PART, 3 * PART - 1, 3 * PART, 3 * PART + 23]
-    for place in places:
-        data[place] ^= 1
-        found.add(crc32c(floats(bytes(data))))
-        data[place] ^= 1
-    assert len(found) == 1 + len(places)
-
-
 def test_nothing_leaves_what_came_before() -> None:
     assert crc32c(torch.empty(0)) == 0 and crc32c([], 123) == 123

@@ -86,11 +86,9 @@ def test_clients_in_threads_learn_the_digits(scope: dict[str, Any]) -> None:
 
 BAD = {
     "shape": ("ann", "ann", np.zeros(649), "expected shape [650], got [649]"),
-    "NaN": ("ann", "ann", np.full(650, np.nan), "NaN or infinity"),
     "no task": ("ann", "none", np.zeros(650), "this server has sent no task with this id"),
     "another's": ("ann", "gone", np.zeros(650), "this task is another client's"),
     "twice": ("bob", "bob", np.zeros(650), "its answer to this task was counted already"),
-    "stranger": ("eve", "ann", np.zeros(650), "this task is another client's"),
 }
 
 

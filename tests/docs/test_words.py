@@ -1,10 +1,9 @@
-"""One word has one meaning: names that left stay away, and docs/architecture.md has a short glossary.
+"""docs/architecture.md has a short glossary, and names what is in the code.
 
 The README is short and complete; test_snippets.py runs its code.
 """
 
 import re
-from collections import Counter
 from pathlib import Path
 
 from fastagg import registry
@@ -14,25 +13,6 @@ SOURCES = [path for room in ("csrc", "fastagg") for path in (ROOT / room).rglob(
 CODE = {
     path: path.read_text(encoding="utf-8") for path in SOURCES if path.suffix in (".py", ".h", ".cpp", ".cu", ".inl")
 }
-# Names that only their authors understood, or that meant several things.
-LEFT = r"gate|Gate|Said|own_step|set_aside|receive_parsed|pass_over|(?<=[(,*] )told(?=[:,)=])|told(?= = )"
-SINGLE = ("Server", "ParsedUpdate", "Answer", "Findings", "Arrival", "Given", "Asked", "Answered", "Kept")
-
-
-def test_names_that_left_stay_away() -> None:
-    found = [
-        f"{path.relative_to(ROOT)}: {match[0]}"
-        for path, text in CODE.items()
-        for match in re.finditer(rf"\b(?:{LEFT})\b", text)
-    ]
-    assert not found
-
-
-def test_a_class_has_its_name_for_itself_in_each_language() -> None:
-    for suffixes in ((".py",), (".h", ".cpp", ".cu", ".inl")):
-        text = "\n".join(code for path, code in CODE.items() if path.suffix in suffixes)
-        named = Counter(re.findall(rf"^ *(?:class|struct) ({'|'.join(SINGLE)})\b(?! *;)", text, re.MULTILINE))
-        assert not [name for name, count in named.items() if count > 1]
 
 
 def test_the_glossary_is_short_and_its_words_are_used() -> None:

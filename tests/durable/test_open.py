@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support import inside
-from support.presets import PRESETS, calls, model, update
+from support.presets import PRESETS, model
 
 import fastagg
 from fastagg import AlreadyCounted, Busy, CheckpointError, ConfigError, NotDurable
@@ -69,16 +69,6 @@ def again(server: fastagg.Server, to: Path, make: Make) -> fastagg.Server:
     server.flush()
     shutil.copytree(server.folder, to)
     return opened(to, make)
-
-
-def play(server: fastagg.Server, name: str, arrivals: int, each: Callable[[int], None] = lambda k: None) -> None:
-    told: dict[int, fastagg.Dispatch] = {}
-    for k, call in enumerate(calls(name, arrivals)):
-        if call.number is None:
-            told[call.client] = server.dispatch(call.client)
-        else:
-            server.receive(call.client, update(call.number, SIZE), told[call.client].version, num_samples=3 + k % 2)
-        each(k)
 
 
 def test_a_fresh_server_begins_from_what_was_made_the_first_time(tmp_path: Path) -> None:

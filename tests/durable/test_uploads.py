@@ -8,7 +8,6 @@ import gc
 import itertools
 import os
 import random
-import shutil
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from support.damaged import rewritten
+from support.models import same
 
 import fastagg
 from fastagg import DTypeMismatch, EncodingError, NonFiniteUpdate, ShapeMismatch
@@ -49,77 +49,31 @@ def send(server: fastagg.Server, client: int, update: torch.Tensor, chunk: int =
     return upload.receipt
 
 
-def test_chunks_are_the_update_to_the_bit_and_survive_a_restart(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    updates = [torch.randn(SIZE), torch.randn(SIZE).bfloat16(), torch.randn(SIZE).half(), torch.randn(SIZE)]
-    usual, held, stored = make(), make(), fastagg.open(tmp_path / "a", make)
-    for client, update in enumerate(updates):
-        usual.dispatch(client)
-        receipt = usual.receive(client, update)
-        assert send(held, client, update) == receipt
-        found = send(stored, client, update)
-        assert found == receipt and found.durable
-        if client == 1:
-            stored.checkpoint()
-    assert torch.equal(usual.flat, held.flat) and torch.equal(usual.flat, stored.flat)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    with fastagg.open(tmp_path / "b", make) as found_server:
-        assert torch.equal(found_server.flat, usual.flat) and found_server.version == 2
-        found_server.checkpoint()
-        found_server.dispatch(5)
-        found_server.checkpoint()
-        found_server.dispatch(6)
-        found_server.checkpoint()
-    assert not list((tmp_path / "b").glob("upload-*"))
-    damaged = max((tmp_path / "a").glob("upload-*"))
-    whole = bytearray(damaged.read_bytes())
+@pytest.mark.parametrize("harm", ["damaged", "missing"])
+def test_a_recovery_without_an_upload_that_it_needs_is_refused(harm: str, tmp_path: Path) -> None:
+    with fastagg.open(tmp_path, make) as server:
+        send(server, 0, torch.ones(SIZE).half())
+    (path,) = tmp_path.glob("upload-*")
+    whole = bytearray(path.read_bytes())
     whole[5] ^= 1
-    damaged.write_bytes(whole)
-    stored.close()
-    with pytest.raises(fastagg.CheckpointError, match="the upload is damaged"):
-        fastagg.open(tmp_path / "a", make)
-    damaged.unlink()
-    with pytest.raises(fastagg.CheckpointError, match="the upload is missing"):
-        fastagg.open(tmp_path / "a", make)
+    path.write_bytes(whole) if harm == "damaged" else path.unlink()
+    with pytest.raises(fastagg.CheckpointError, match=f"the upload is {harm}"):
+        fastagg.open(tmp_path, make)
 
 
-@pytest.mark.parametrize("rule", ["FedBuff", "ACE"])
-def test_encoded_chunks_are_that_update_to_the_bit_and_survive_a_restart(rule: str, tmp_path: Path) -> None:
-    """In a round's buffer as it came, and as a client's row."""
-    more = {"FedBuff": {"buffer_size": 3}, "ACE": {"lr": 0.1, "num_clients": 5, "cache": "int8"}}
-
-    def make() -> fastagg.Server:
-        made: fastagg.Server = getattr(fastagg, rule)(torch.zeros(SIZE), **more[rule])
-        return made
-
-    def send(server: fastagg.Server, client: int, whole: bytes) -> fastagg.Receipt:
-        server.dispatch(client)
-        with server.receiving(client, encoded=len(whole)) as upload:
-            for at in range(0, len(whole), 77):
-                upload.write(whole[at : at + 77])
-        return upload.receipt
-
-    usual, held, stored = make(), make(), fastagg.open(tmp_path, make)
-    for client, form in enumerate(["int8", "int4", fastagg.TopK(0.3, "int2"), "int8", "sign"]):
-        encoded = fastagg.encode(torch.randn(SIZE), form, seed=client)  # type: ignore[arg-type]
-        usual.dispatch(client)
-        receipt = usual.receive(client, encoded)
-        assert send(held, client, encoded.to_bytes()) == receipt == send(stored, client, encoded.to_bytes())
-        if client == 3:
-            stored.checkpoint()
-    stored.close()
-    with fastagg.open(tmp_path, make) as again:
-        assert torch.equal(again.flat, usual.flat) and torch.equal(held.flat, usual.flat)
-        assert again.version == usual.version > 0
-        whole = fastagg.encode(torch.ones(SIZE + 1), "int8", seed=0).to_bytes()
+def test_encoded_chunks_that_are_no_such_update_change_nothing(tmp_path: Path) -> None:
+    whole = fastagg.encode(torch.ones(SIZE + 1), "int8", seed=0).to_bytes()
+    with fastagg.open(tmp_path, make) as server:
+        server.dispatch(0)
+        before = server.state_dict()
         for bad, error, said in (
             (whole, ShapeMismatch, f"an encoded one of {SIZE + 1}"), (whole[:-1], EncodingError, "its header tells of"),
             (bytes(200), EncodingError, "encoded update: "), (bytes(63), EncodingError, "expected 64 to"),
             (bytes(16 * SIZE + 1025), EncodingError, "expected 64 to"),
         ):  # fmt: skip
-            with pytest.raises(error, match=said):
-                send(again, 0, bad)
-        assert torch.equal(again.flat, usual.flat)
+            with pytest.raises(error, match=said), server.receiving(0, encoded=len(bad)) as upload:
+                upload.write(bad)
+        assert same(server.state_dict(), before)
 
 
 def test_a_record_of_an_upload_of_an_unknown_type_is_refused(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ class Beside:
 
     def any_form(self, arrays: Any, flat: torch.Tensor, told: Buffers) -> tuple[Any, Vector, Buffers]:
         name = self.draw.choice(sorted(FORMS))
-        make, _, statistics = FORMS[name]
+        make, statistics = FORMS[name]
         u = flat.to(TYPES.get(name, torch.float32))
         return make(arrays), u.double().numpy(), told if statistics else None
 

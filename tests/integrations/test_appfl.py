@@ -124,10 +124,9 @@ def test_uploads_that_differ_anywhere_are_different(dtype: torch.dtype) -> None:
 
 
 REFUSED = {
-    "max_second": (3, "did you mean 'max_seconds'"),
     "K": (3, "K: a setting of APPFL's own aggregators; in settings it is buffer_size"),
     "staleness_fn": ("hinge", "unknown setting 'staleness_fn'; known: algorithm, "),
-    "use_secure_agg": (True, "masked"), "save_every": (0, ">= 1"), "max_failures": (0, ">= 1"),
+    "use_secure_agg": (True, "masked"), "max_failures": (0, ">= 1"),
 }  # fmt: skip
 
 

@@ -184,10 +184,7 @@ def once_bad(kind: str):
         if node == 1:
             count[1] += 1
             if count[1] == 2:
-                arrays, version = model(message), message.content["config"]["fastagg-version"]
                 return {
-                    "shape": lambda: reply({**arrays, "w": torch.ones(2)}),
-                    "old": lambda: reply(arrays, version=version - 1),
                     "error": lambda: Error(5, "the node left"),
                     "nothing": lambda: RecordDict({}),
                     "silent": lambda: None,
@@ -198,7 +195,6 @@ def once_bad(kind: str):
 
 
 WORDS = {
-    "shape": "node 1: refused: trained model 'w': expected", "old": "node 1: refused: it is from version",
     "error": "node 1: failed: error 5: the node left", "silent": "node 1: failed: no answer in 1.5 s",
     "nothing": "node 1: refused: expected one ArrayRecord",
 }  # fmt: skip

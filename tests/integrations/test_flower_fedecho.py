@@ -13,7 +13,6 @@ pytest.importorskip("sklearn")
 from flwr.app import MetricRecord
 from support.federation import APP
 from support.flower_apps import FakeGrid, model, reply
-from test_flower_async import Journal
 
 from fastagg.integrations import flower
 
@@ -74,13 +73,6 @@ def test_it_distils_from_all_clients_stragglers_included(task) -> None:
             assert run.server.distillation.flushes == 40 and not run.session.tally.refused
     assert found["FedEcho"] > 0.5, found
     assert found["FedEcho"] > found["FedBuff"], found
-
-
-def test_it_steps_as_the_server_alone(task, monkeypatch) -> None:
-    journal, run = Journal(monkeypatch), strategy(make(task))
-    state = task.network().state_dict()
-    run.start(FakeGrid(clients(task), NODES, delay=uneven), flower.write(state), num_rounds=3)
-    assert torch.equal(journal.replay(make(task)(state)).flat, run.server.flat)
 
 
 def test_a_restart_goes_on_with_its_teachers(task, tmp_path) -> None:

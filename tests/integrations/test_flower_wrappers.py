@@ -323,16 +323,6 @@ def test_a_model_of_another_shape_is_refused_and_nothing_has_changed() -> None:
     assert torch.equal(strategy.server.flat, before)
 
 
-def test_flowers_accountant_takes_no_strategy_but_its_own() -> None:
-    accounting = pytest.importorskip("flwr.serverapp.strategy.dp_fixed_clipping")
-    from unittest.mock import Mock
-
-    accountant = Mock()
-    accountant.config.sampling_method = accounting.SamplingMethod.NO_AMPLIFICATION
-    with pytest.raises(ValueError, match=r"requires a strategy using FedAvg.aggregate_train"):
-        theirs.DifferentialPrivacyServerSideFixedClipping(Messages.ours(), 0.5, 1.0, 3, accountant=accountant)
-
-
 # -- mods --------------------------------------------------------------------------------------------------------
 
 MODS = ("message_size_mod", "arrays_size_mod", "LocalDpMod")
@@ -381,12 +371,6 @@ def test_secure_aggregation(workflow: Any, mod: Any, rule: str, caplog: pytest.L
     same(mine, Classic.run(Classic.flowers(rule, **settings), [mod], workflow=workflow()), atol=1e-4)
     assert "dropped" not in caplog.text
     assert np.abs(mine[0].told[3][1][0][0] - START["w"]).max() > 0.05, "the model moved"
-
-
-def test_the_control_variate_is_a_second_record_that_clipping_mods_refuse() -> None:
-    strategy = flower.AsyncStrategy(partial(fastagg.FedAC, lr=0.1, buffer_size=2), retry_after=0)
-    with pytest.raises(fastagg.RunFailed, match="fixedclipping_mod expects exactly one ArrayRecord, but found 2"):
-        strategy.start(Grid(mods.fixedclipping_mod), record(START), num_rounds=2)
 
 
 @pytest.mark.parametrize("name", [*MODS, *CLIPPING])

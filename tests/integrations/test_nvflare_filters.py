@@ -164,18 +164,6 @@ def test_arrays_that_one_site_alone_leaves_out() -> None:
     ]
 
 
-def test_replies_without_steps_weigh_one_as_in_flare() -> None:
-    ours = Ours({"w": np.zeros(4, np.float32)})
-    for site in ("a", "b"):
-        ours.aggregator.sent(site, FLModel(ParamsType.FULL, ours.params, current_round=0))
-    for site, value, meta in (("a", 1.0, {"NUM_STEPS_CURRENT_ROUND": 3}), ("b", 5.0, {})):
-        params = {"w": np.full(4, value, np.float32)}
-        answer = FLModel(ParamsType.FULL, params, current_round=0, meta={"client_name": site, **meta})
-        ours.aggregator.accept_model(answer)
-    assert np.allclose(ours.aggregator.aggregate_model().params["w"], (3 * 1.0 + 5.0) / 4)
-    assert any("client b: its replies have no NUM_STEPS_CURRENT_ROUND: each counts as 1" in line for line in ours.said)
-
-
 @pytest.mark.parametrize(
     "params, error",
     [

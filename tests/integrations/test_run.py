@@ -245,7 +245,6 @@ class AppflSync(AppflAsync):
 
 
 ADAPTERS = [FlowerAsync, FlowerSync, FlowerClassic, FlareAsync, FlareSync, AppflAsync, AppflSync]
-Kind = type[Adapter]
 
 
 @pytest.fixture(params=ADAPTERS, ids=lambda kind: kind.__name__)

@@ -197,9 +197,8 @@ def test_goals_are_read_from_plain_data() -> None:
     assert stop == Stop("loss", patience=3)
     assert Settings(best="best.pt", stop=stop).best == Best("best.pt", "loss")
     assert Settings(best="best.pt").best.metric == "accuracy"
-    for bad, words in (({}, "target, patience or seconds"), ({"target": 1, "x": 2}, "x"), (3, "settings")):
-        with pytest.raises(fastagg.ConfigError, match=words):
-            Settings(stop=bad)
+    with pytest.raises(fastagg.ConfigError, match="target, patience or seconds"):
+        Settings(stop={})
 
 
 # -- a session ---------------------------------------------------------------------------------------------------
@@ -357,17 +356,6 @@ def test_counts_and_a_resumption() -> None:
     again.close()
 
 
-def test_a_permanent_refusal_ends_a_run_and_changes_nothing() -> None:
-    server = fastagg.ACE(MODEL, lr=0.1, num_clients=2)
-    session = Session(server, Settings(max_in_a_row=6, retry_after=0.0, max_failures=None))
-    with pytest.raises(fastagg.RunFailed, match=r"6 failures in a row.*this server takes updates of kind 'gradient'"):
-        for _ in range(10):
-            tasks = [server.dispatch(client) for client in (0, 1)]
-            answered(session, [(task.client, task, MODEL) for task in tasks])
-    assert server.version == 0 and session.tally.refused == {"ConfigError": 6}
-    session.close()
-
-
 def test_the_mean_is_said_of_the_newest_version_among_those_evaluated() -> None:
     server, window = fastagg.FedAsync(torch.zeros(2)), Window()
     old = server.dispatch("a")
@@ -420,14 +408,6 @@ def test_versions_are_compared_as_numbers(monkeypatch, found: str, least: str, o
     else:
         with pytest.raises(fastagg.MissingDependency, match=r"flwr 1\.9\.2 is too old"):
             integrations.require("flwr", least, "flower")
-
-
-def test_presets_go_by_name() -> None:
-    for name in ("FADAS", "FedAvg"):
-        assert integrations.preset(name) is getattr(fastagg, name)
-    for name, words in (("fadas", "did you mean 'FADAS'"), ("Server", "got 'Server'"), (3, "got 3"), ([], r"got \[\]")):
-        with pytest.raises(fastagg.ConfigError, match=f"algorithm: expected one of .*{words}"):
-            integrations.preset(name)
 
 
 def test_the_package_imports_no_framework() -> None:

@@ -1,6 +1,5 @@
 """Models and updates of every form to a flat vector and back."""
 
-import copy
 from types import MappingProxyType
 from typing import Any
 
@@ -9,12 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.liars import Foreign
 from support.models import Residual, Tied
 from torch import Tensor, nn
 
 import fastagg
-from fastagg.model import Layout
 
 
 def arrays(model: Any) -> list[Tensor]:
@@ -32,18 +29,6 @@ def test_a_state_dict_is_taken_as_the_module_it_came_from() -> None:
     assert names["stem.1.num_batches_tracked"] == "counter" and names["stem.1.running_var"] == "buffer"
     assert {e.name: e.role for e in module.layout.entries} == names
     Residual().load_state_dict(mapping.parameters())
-
-
-def test_the_model_is_copied() -> None:
-    model = Residual()
-    server = fastagg.FedBuff(model)
-    kept = copy.deepcopy(server.state_dict())
-    with torch.no_grad():
-        for value in model.state_dict().values():
-            value.fill_(9)
-    state = server.state_dict()
-    assert torch.equal(state["flat"], kept["flat"])
-    assert int(state["buffers"]["counters"][0]) == 0 and not (state["buffers"]["values"] == 9).any()
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -130,26 +115,6 @@ def test_any_shapes_and_dtypes(specs: list, seed: int, how: str, named: bool) ->
     assert torch.equal(server.flat, want)
 
 
-@pytest.mark.parametrize(
-    "update",
-    [
-        torch.arange(12.0)[::2] / 2,
-        torch._neg_view(-torch.arange(6.0)),
-        torch.complex(torch.zeros(6), -torch.arange(6.0)).conj().imag,
-        np.arange(6, dtype=np.float32)[::-1][::-1],
-        -np.arange(-5, 1, dtype=np.float32)[::-1],
-        Foreign(torch.arange(6.0)),
-        [Foreign(torch.arange(6.0))],
-    ],
-)
-def test_updates_of_unusual_kinds(update: Any) -> None:
-    """Usual ones: server/test_forms.py. Memory that is not what it seems: storage/test_pieces.py."""
-    server = fastagg.FedBuff(torch.ones(6), buffer_size=1)
-    server.dispatch(0)
-    server.receive(0, update)
-    assert server.flat.tolist() == [1, 2, 3, 4, 5, 6]
-
-
 def test_numpys_scalars_are_arrays() -> None:
     params = [np.array(1.0, np.float32), np.array(3), np.float32(2)]  # as a list of a model with 0-dimensional parts
     server = fastagg.FedBuff(params, buffer_size=1, buffers={"1": "max"})
@@ -168,13 +133,6 @@ def test_counters_of_any_integer_type(dtype: torch.dtype) -> None:
         server.dispatch(client)
         assert server.receive(client, {"w": torch.ones(2), "n": torch.full((1,), 1 - client).to(dtype)}).delay == 0
     assert server.version == 1 and server.parameters()["n"].tolist() == [1] and server.parameters()["n"].dtype == dtype
-
-
-def test_a_layout_survives_its_spec() -> None:
-    layout = Layout.of(Tied())
-    again = Layout.from_spec(layout.spec())
-    assert again.entries == layout.entries and again.same_as(layout)
-    assert not again.same_as(Layout.of(Residual()))
 
 
 class Normalized(nn.Module):

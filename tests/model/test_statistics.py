@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fastagg.errors import ConfigError, DTypeMismatch, FastaggError, NonFiniteUpdate
 from fastagg.model import Layout
-from fastagg.model.statistics import check_statistics
 
 SHAPES = {"a.running_mean": 3, "a.running_var": 3, "b.running_var": 2, "c.running_mean": 1}
 
@@ -104,15 +103,3 @@ def test_empty_buffers_and_counters_hold_nothing_wrong() -> None:
     empty = {"w": torch.zeros(1), "a.running_var": torch.zeros(0), "n": torch.zeros(0, dtype=torch.int64)}
     layout = Layout.of(empty)
     layout.parse({**empty, "n": torch.zeros(0, dtype=torch.uint8)})
-
-
-def test_a_device_is_not_waited_for() -> None:
-    layout = Layout.of(model())
-    parsed = layout.parse(model())
-    assert parsed.buffers is not None
-    parsed.buffers.owners[1][0] = -1
-    parsed.buffers.device = torch.device("cuda", 0)
-    check_statistics(layout.bounds, parsed.buffers, parsed.counters)
-    parsed.buffers.device = torch.device("cpu")
-    with pytest.raises(ConfigError, match="running_var"):
-        check_statistics(layout.bounds, parsed.buffers, parsed.counters)

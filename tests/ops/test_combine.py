@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import reference
-from support.kernels import same_bits, vector
+from support.kernels import vector
 from torch import Tensor
 
 import fastagg
@@ -63,22 +63,6 @@ def test_a_rule_is_its_formula(rule: str, count: int, every_isa: Any) -> None:
         want = reference.combine(rows, rule, weights=weights, **how)
         for _ in every_isa():
             near(ops.combine(rows, rule, weights=weights, **how), want, rows)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_neither_threads_nor_forms_change_a_bit(rule: str, isa: str, threads: None) -> None:
-    how = settings(rule, 20)
-    assert how is not None
-    rows = updates(20, 200_003)
-    fastagg.set_num_threads(1)
-    one = ops.combine(rows, rule, **how)  # type: ignore[arg-type]
-    fastagg.set_num_threads(3)
-    assert same_bits(ops.combine(rows, rule, **how), one)  # type: ignore[arg-type]
-    cut = [[row[:70_001], row[70_001:]] for row in rows]
-    assert same_bits(ops.combine(cut, rule, **how), one)  # type: ignore[arg-type]
-    halves = [row.bfloat16() for row in rows]
-    widened = ops.combine([half.float() for half in halves], rule, **how)  # type: ignore[arg-type]
-    assert same_bits(ops.combine(halves, rule, **how), widened)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rule", ["geometric_median", "centered_clip"])
@@ -154,27 +138,6 @@ def test_equals_byzfl() -> None:
             ("centered_clip", {"radius": 50.0, "iterations": 2}, byzfl.CenteredClipping(None, 2, 50.0)),
         ):
             near(ops.combine(rows, name, **how), torch.from_numpy(theirs(stacked)), rows)  # type: ignore[arg-type]
-
-
-REFUSED: list[tuple[str, int, dict[str, Any], str]] = [
-    ("mode", 3, {}, "rule: expected one of"),
-    ("median", 3, {"f": 1}, "f: a setting of mean_around_median and krum and multi_krum, not of median"),
-    ("trimmed", 3, {"trim": 0.5}, r"trim: expected a number in \[0, 0.5\)"),
-    ("trimmed", 3, {"trim": float("nan")}, "trim"),
-    ("krum", 6, {"f": 2}, "krum needs 7..1024 updates, got 6"),
-    ("multi_krum", 7, {"f": 2, "keep": 8}, "multi_krum needs 8..1024 updates, got 7"),
-    ("mean_around_median", 4, {"f": 2}, "needs 5..1024 updates"),
-    ("centered_clip", 3, {"radius": 0.0}, "radius"),
-    ("geometric_median", 3, {"iterations": 0}, "iterations"),
-    ("median", 0, {}, "there is no update"),
-    ("median", 1025, {}, "median needs 1..1024 updates, got 1025"),
-]
-
-
-@pytest.mark.parametrize(("rule", "count", "how", "words"), REFUSED)
-def test_what_a_rule_cannot_bear_is_refused(rule: str, count: int, how: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        ops.combine([vector(5, 1)] * count, rule, **how)  # type: ignore[arg-type]
 
 
 def test_updates_of_two_sizes_are_refused_before_anything_is_written() -> None:

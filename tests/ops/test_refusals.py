@@ -265,56 +265,21 @@ def test_names_and_slots_that_the_extension_refuses() -> None:
         refused(call, words, x, cache.data, cache.scales, error=error)
 
 
-def test_structs_that_lack_something() -> None:
-    cache = rows()
-    data, scales = cache.data.data_ptr(), cache.scales.data_ptr()
-    for call, words in {
-        "no scales": (lambda: native.Rows(format="int8", size=D, slots=2, data=data, scales=0), "needs scales"),
-        "scales": (lambda: native.Rows(format="bf16", size=D, slots=2, data=data, scales=scales), "has no scales"),
-        "no data": (lambda: native.Rows(format="fp32", size=D, slots=2, data=0, scales=0), "data is missing"),
-        "slots": (lambda: native.Rows(format="fp32", size=D, slots=0, data=data, scales=0), "at least one slot"),
-        "pieces": (lambda: native.Update([(0, 4, 0)]), "address of zero"),
-        "size": (lambda: native.Update([(64, -4, 0)]), "negative"),
-        "dtype": (lambda: native.Update([(64, 4, 3)]), "unknown dtype 3"),
-    }.values():
-        refused(call, words)
-
-
-def test_addresses_go_by_name() -> None:
-    """Two addresses in the wrong order would overwrite memory. Keywords prevent this."""
-    x = vector(D, 1)
-    at, update = x.data_ptr(), native.Update([(x.data_ptr(), D, 0)])
-    for call in (
-        lambda: native.copy(update, 0, D, 4, at),
-        lambda: native.crc32c(update, [4 * D], 0, False),
-        lambda: native.read_row(rows().native, 0, at),
-        lambda: native.Update([(at, D, 0)], 0),
-        lambda: native.Rows("fp32", D, 1, at, 0),
-        lambda: native.soft_targets_f32(at, 1.0, (1, 1), None),
-    ):
-        refused(call, "incompatible", x, error=TypeError)
-
-
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
         ({"prefetc": 64}, "unknown setting 'prefetc'"),
         ({"name": 1}, "unknown setting 'name'"),
         ({"prefetch": 100}, "prefetch: expected a multiple of 64 in 0..1048576, got 100"),
-        ({"prefetch": -64}, "prefetch: expected .* got -64"),
         ({"prefetch": 2**20 + 64}, "prefetch: "),
         ({"cache": -1}, "cache: expected 0.."),
-        ({"width": 64}, "width: "),
         ({"width": 384}, "width: expected 128, 256 or 512"),
         ({"width": 1024}, "width: "),
         ({"wide_below": -1}, "wide_below: "),
         ({"spin": -1}, "spin: expected 0..100000, got -1"),
-        ({"spin": 100_001}, "spin: "),
         ({"group": 0}, "group: expected a multiple of 1024 in 4096..65536"),
-        ({"group": 3072}, "group: "),
         ({"group": 5000}, "group: "),
         ({"group": 131_072}, "group: "),
-        ({"places": 0}, "places: "),
         ({"places": 3}, "places: expected a power of two"),
         ({"places": 64}, "places: expected 1..32, got 64"),
     ],

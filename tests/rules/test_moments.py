@@ -16,7 +16,6 @@ pytestmark = pytest.mark.kernel
 
 ADAPTIVE = [name for name in ops.OPTIMIZERS if name not in native.plain_optimizers]
 SIZES = (1, 3, 64, 255, 256, 257, 700, 1023, 1024, 1025, 2500, 66_000)
-SPAN = {True: 15, False: 31}
 
 
 def decoded(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

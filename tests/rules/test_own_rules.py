@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,24 +52,6 @@ def test_each_class_has_at_most_twenty_lines() -> None:
     for block in (POLICY, OPTIMIZER, DIRECTION):
         (found,) = re.findall(r"^@fastagg\.register\n.*?(?=\n\n\S)", block, re.DOTALL | re.MULTILINE)
         assert len(found.splitlines()) <= 20
-
-
-def test_hooks_are_pure(run: Any) -> None:
-    """The same arguments twice give the same result, and are as they were."""
-    scope = run(POLICY, OPTIMIZER.partition("\n\nserver")[0], DIRECTION.partition("\n\nserver")[0])
-    x, row = updates(2)
-    facts = SimpleNamespace(client="a", version=0, delay=0)
-    _, moments = scope["Lion"](1.0).step(x, row, {}, 0.5, 1)
-    none, held = scope["Median"](2).combine(row, facts, {})
-    assert none is None and held["0"].data_ptr() != row.data_ptr()
-    for call in (
-        lambda: scope["Lion"](1.0).step(x, row, moments, 0.5, 2),
-        lambda: scope["Median"](2).combine(x, facts, held),
-        lambda: scope["Median"](3).combine(x, facts, held),
-    ):
-        before = [tensor.clone() for tensor in (x, row, *moments.values(), *held.values())]
-        assert same(call(), call())
-        assert same([x, row, *moments.values(), *held.values()], before)
 
 
 @pytest.mark.parametrize("kind", ["delta", "gradient"])

@@ -3,7 +3,6 @@
 import copy
 import math
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +95,6 @@ def test_every_optimizer_steps_along_the_noisy_mean(optimizer: fastagg.Optimizer
         give(plain, [mean.float()], version)
     near = 1e-2 if "8bit" in repr(optimizer) else 1e-4  # codes round by what is drawn from the same place
     torch.testing.assert_close(private.flat, plain.flat, rtol=near, atol=near)
-
-
-def test_noise_has_the_same_bits_on_every_instruction_set(every_isa: Callable[[], Iterator[str]]) -> None:
-    first, noises = made(3000, fastagg.Gaussian(1.0, 1.0), buffer=1), list[Tensor]()
-    for _ in every_isa():
-        server = copy.deepcopy(first)
-        server._engine.begin_incarnation(1, first.incarnation)
-        noises.append(noise_of(server, 3000))
-    assert all(torch.equal(noise, noises[0]) for noise in noises)
 
 
 @pytest.mark.parametrize("how", ["grace", "number", "early", "deterministic"])
@@ -244,20 +234,6 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_loaded_state_goes_on_as_if_nothing_had_happened(name: str) -> None:
-    given = updates(10, 1500)
-    server = made(1500, RULES[name])
-    give(server, given[:4])
-    other = made(1500, RULES[name])
-    other.load_state_dict(server.state_dict())
-    other._engine.begin_incarnation(2, server.incarnation)  # as a recovery says it
-    for one in (server, other):
-        give(one, given[4:], 4)
-    assert torch.equal(server.flat, other.flat)
-    assert str(server.state_dict()["direction"]) == str(other.state_dict()["direction"])
-
-
-@pytest.mark.parametrize("name", RULES)
 def test_a_log_gives_the_same_noise_and_a_later_life_another_one(name: str, tmp_path: Path) -> None:
     def make() -> fastagg.Server:
         return fastagg.FedBuff(torch.zeros(1500), buffer_size=3, privacy=RULES[name])
@@ -389,12 +365,6 @@ def test_no_linear_test_between_neighbours_has_more_power_than_was_charged(name:
         # power(t) <= e^epsilon * size(t) + delta for every threshold t
         spent = max(above(t - apart) - math.exp(epsilon) * above(t) for t in np.linspace(-9, 9 + apart, 20_001))
         assert 0.98 * delta < spent < 1.001 * delta  # and no more noise than that takes
-
-
-def test_a_missing_accountant_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastagg._extras.find_spec", lambda name: None)
-    with pytest.raises(fastagg.MissingDependency, match=r"fastagg\[privacy\]"):
-        made(4, fastagg.Gaussian(1.0, 1.0)).privacy_spent(1e-6)
 
 
 def test_settings_go_through_a_checkpoint_and_a_recipes_table_and_stay_the_servers_own(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 import fastagg
 from fastagg import TopK, encode
 from fastagg._build import native
-from fastagg.encoding.encode import Values
 
 pytestmark = pytest.mark.kernel
 
@@ -82,17 +81,6 @@ def test_in_a_folder_it_is_written_as_it_came(tmp_path: Path) -> None:
             server.receive(turn, encoded)
             assert inside.journal(server).written - before < encoded.nbytes + 12_288 < 4 * SIZE + 12_288
     assert fastagg.audit(tmp_path / "state")["same"]
-
-
-@pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("format", ["int8", *(TopK(0.01, values) for values in get_args(Values))], ids=str)
-def test_norms_are_those_of_what_it_stands_for(format: Any) -> None:
-    for size in (1, 2047, 65_536, 65_537, 200_003):
-        ours, plain = (fastagg.FedBuff(torch.zeros(size), buffer_size=3) for _ in range(2))
-        encoded = encode(update(size, size), format, seed=size)
-        for server in (ours, plain):
-            server.dispatch(0)
-        assert ours.receive(0, fastagg.Encoded.from_bytes(encoded.to_bytes())) == plain.receive(0, encoded.decode())
 
 
 def test_bytes_of_many_threads_are_let_go_when_their_step_is_made(tmp_path: Path) -> None:

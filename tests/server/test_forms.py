@@ -1,5 +1,5 @@
-"""How updates and models come: the engine reads usual forms by itself; models are added without a difference in memory,
-up to four of one base in one loop. That all forms have the same bits: tests/fuzz.
+"""How updates and models come: in another form than their sender says, and up to four models of one base in one loop,
+added without a difference in memory. That all forms have the same bits: tests/fuzz.
 """
 
 import math
@@ -15,51 +15,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import inside
-from support.forms import FORMS, Arrays, cast
+from support.forms import Arrays, cast
 from support.models import same
 
 import fastagg
 from fastagg.errors import NonFiniteUpdate, ShapeMismatch, UnknownVersion
-from fastagg.model import Layout
-from fastagg.storage import memory
 
 pytestmark = pytest.mark.kernel
-
-SMALL = {"scalar": (), "weight": (7, 3), "half": (7,), "deep": (2, 1, 5)}
-LARGE = {**SMALL, "deep": (3, 5, 1201)}  # long enough to be read once, and no multiple of anything
-STATISTICS = {"bn.running_mean": (5,), "bn.running_var": (5,), "bn.num_batches_tracked": ()}
-
-
-def arrays(seed: int, shapes: dict[str, tuple[int, ...]]) -> Arrays:
-    """Small changes, and statistics as clients have them."""
-    g = torch.Generator().manual_seed(seed)
-    found = {name: torch.randn(shape, generator=g) * 0.1 for name, shape in (shapes | STATISTICS).items()}
-    found["bn.running_var"].abs_()
-    found["bn.num_batches_tracked"] = torch.randint(0, 50, (), generator=g)
-    return found
-
 
 WIRES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # of trained models
 
 
-def model(shapes: dict[str, tuple[int, ...]]) -> Arrays:
-    """The large one is in fp32, so that models are added without their differences; of the small one a part is not."""
-    dtype = torch.float16 if shapes is SMALL else torch.float32
-    return {name: value.to(dtype) if name == "half" else value for name, value in arrays(99, shapes).items()}
+# -- answers in another form than their sender says --------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_engine_reads_usual_forms_by_itself(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, by_itself, _ = FORMS[form]
-    server = fastagg.FADAS(model(SMALL), lr=0.1, buffer_size=2)
-    server.dispatch(0)
-    monkeypatch.setattr(Layout, "parse", None)
-    assert (inside.engine(server).receive(0, make(arrays(1, SMALL)), *[None] * 5) is not None) == by_itself
+MODEL = {"w": torch.linspace(1, 2, 30), "b": torch.linspace(-1, 1, 2000)}
+DELTA = {name: torch.sin(value * 99) * 0.02 for name, value in MODEL.items()}
+TRAINED = {name: value + DELTA[name] for name, value in MODEL.items()}
 
 
 def test_names_whose_comparison_changes_the_update() -> None:
     """A name that runs Python while the engine looks for the next array."""
-    update: dict[Any, Any] = dict(arrays(1, SMALL))
+    update: dict[Any, Any] = dict(DELTA)
 
     class Name(str):
         def __eq__(self, other: object) -> bool:
@@ -68,18 +44,11 @@ def test_names_whose_comparison_changes_the_update() -> None:
 
         __hash__ = str.__hash__
 
-    update[Name("weight")] = update.pop("weight")
-    server = fastagg.FedBuff(model(SMALL))
+    update[Name("w")] = update.pop("w")
+    server = fastagg.FedBuff(MODEL)
     server.dispatch(0)
     with pytest.raises(ShapeMismatch):
         server.receive(0, update)
-
-
-# -- answers in another form than their sender says --------------------------------------------------------------------
-
-MODEL = {"w": torch.linspace(1, 2, 30), "b": torch.linspace(-1, 1, 2000)}
-DELTA = {name: torch.sin(value * 99) * 0.02 for name, value in MODEL.items()}
-TRAINED = {name: value + DELTA[name] for name, value in MODEL.items()}
 
 
 def flat(update: Arrays) -> torch.Tensor:
@@ -186,19 +155,6 @@ def test_finite_models_may_be_an_infinite_way_apart(isa: str) -> None:
     server.receive_model(task, task.params, 1)
     with pytest.raises(UnknownVersion):
         server.receive_model(task, task.params, 1)
-
-
-def test_two_reserved_vectors_serve_every_round() -> None:
-    """One vector is the sum, and the next sum goes to the other. A step frees the model that it replaces."""
-    size = 600_000
-    server = fastagg.FedAvg(torch.zeros(size), clients_per_round=4, weighting="uniform")
-    memory.trim()
-    memory.reserve(size, 2)
-    seen = set()
-    for turn in range(24):
-        server.receive_model(server.dispatch(turn % 4), torch.full((size,), float(turn)))
-        seen.add(server.flat.data_ptr())
-    assert server.version == 6 and len(seen) <= 4  # new memory would be at other places
 
 
 @pytest.mark.parametrize("differences", [False, True])

@@ -1,7 +1,6 @@
-"""Tasks that nobody answers end, clients that went away are forgotten, limits refuse by name, and an answer to a
-version that a restart has lost is told from one to the version that has its number now."""
+"""Tasks that nobody answers end, clients that went away are forgotten, and an answer to a version that a restart has
+lost is told from one to the version that has its number now."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from support import inside
 from support.models import same
 
 import fastagg
-from fastagg import Busy, UnknownClient, UnknownVersion
+from fastagg import UnknownClient, UnknownVersion
 
 D = 8
 
@@ -141,32 +140,3 @@ def test_lives_are_told_apart_for_many_restarts() -> None:
     for version in sorted(tasks)[-20:]:
         task = tasks[version]
         assert server.receive(task.client, ones(), version, incarnation=task.incarnation).delay > 0
-
-
-# -- answers that wait -------------------------------------------------------------------------------------------------
-
-
-def test_answers_that_would_wait_beyond_the_limit_are_refused_at_once() -> None:
-    server = fastagg.FedBuff(torch.zeros(D), buffer_size=10, max_waiting=1)
-    for client in range(3):
-        server.dispatch(client)
-    done: list[Any] = []
-
-    def answer(client: int) -> None:
-        try:
-            done.append(server.receive(client, ones()))
-        except Busy as error:
-            done.append(error)
-
-    with inside.engine(server).locked:
-        waits = threading.Thread(target=answer, args=(0,))
-        waits.start()
-        while not inside.engine(server).callers_waiting:
-            pass
-        refused = threading.Thread(target=answer, args=(1,))
-        refused.start()
-        refused.join()
-        assert isinstance(done[0], Busy) and "max_waiting" in str(done[0])
-    waits.join()
-    assert isinstance(done[1], fastagg.Receipt)
-    assert server.receive(1, ones()).client == 1  # sent again, later

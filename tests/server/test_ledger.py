@@ -15,21 +15,10 @@ from support.presets import update
 from support.properties import examples
 
 import fastagg
-from fastagg.errors import UnknownVersion
 
 pytestmark = pytest.mark.kernel
 
 D = 5
-
-
-def test_an_answer_after_a_task_was_given_up_is_what_is_remembered() -> None:
-    server = fastagg.ASGD(torch.zeros(D), lr=1.0)
-    server.dispatch("a")
-    server.forget("a", 0)
-    server.dispatch("a")  # of version 0, too
-    server.receive("a", torch.ones(D))
-    with pytest.raises(UnknownVersion, match="answered everything"):
-        server.receive("a", torch.ones(D))
 
 
 @pytest.mark.parametrize("expires", [False, True])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.models import same
 from torch import Tensor
 
 import fastagg
@@ -98,32 +97,6 @@ def test_a_deterministic_round_has_no_order(name: str, order: tuple[int, ...]) -
     first = result((0, 1, 2), deterministic=True)
     assert torch.equal(result(order, deterministic=True), first)
     assert torch.equal(result((0, 1, 2)), first)  # it is the plain server, fed in this order
-
-
-def batchnorm(seed: int) -> dict[str, Tensor]:
-    return {
-        "w": normals(seed, torch.float16, 64),
-        "bn.running_mean": normals(seed + 50, size=64),
-        "bn.num_batches_tracked": torch.tensor(1000 + seed),
-    }
-
-
-@pytest.mark.parametrize("mode", ["mean", "latest", "keep"])
-def test_buffers_have_no_order_either_and_keep_their_types(mode: str) -> None:
-    states = []
-    for order in ((0, 1, "a", "b"), ("b", 1, "a", 0)):
-        model = {"w": torch.zeros(64, dtype=torch.float16), "bn.running_mean": torch.zeros(64)}
-        model["bn.num_batches_tracked"] = torch.tensor(7, dtype=torch.int32)
-        server = fastagg.FedAvg(
-            model, clients_per_round=4, weighting="uniform", buffers=mode, deterministic=True
-        )  # fmt: skip
-        updates = {0: batchnorm(0), 1: batchnorm(1), "a": batchnorm(2), "b": batchnorm(3)}
-        round_of(server, {client: updates[client] for client in order})
-        states.append(server.parameters())
-    assert same(*states)
-    kept = mode == "keep"
-    assert states[0]["bn.num_batches_tracked"].item() == (7 if kept else 1003)
-    assert [value.dtype for value in states[0].values()] == [torch.float16, torch.float32, torch.int32]
 
 
 def test_early_updates_are_copied_in_the_type_they_came_in() -> None:

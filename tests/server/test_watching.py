@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import inside
 from support.models import Residual, same
 from support.operations import CHANGES
 
 import fastagg
-from fastagg import ConfigError, MissingDependency
+from fastagg import ConfigError
 
 
 def refuse(server: fastagg.Server, times: int) -> None:
@@ -46,12 +45,6 @@ def test_an_opened_server_says_what_it_does(tmp_path: Path, caplog: pytest.LogCa
     assert "refused: UnknownClient" in caplog.text
 
 
-def test_a_server_that_nobody_watches_has_nothing_in_its_way() -> None:
-    server = fastagg.ASGD(torch.zeros(5), lr=0.1)
-    assert not {"receive", "receive_many", "dispatch"} & set(vars(server))
-    assert not inside.is_watched(server)
-
-
 def test_numbers(tmp_path: Path) -> None:
     prometheus = pytest.importorskip("prometheus_client")
     registry = prometheus.CollectorRegistry()
@@ -79,12 +72,6 @@ def test_numbers(tmp_path: Path) -> None:
         assert (value("wait_seconds_sum") or 0.0) > 0 and value("step_seconds_count") == 2
         with pytest.raises(ConfigError, match="has one already"):
             fastagg.watch(server, registry)
-
-
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastagg._extras.find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match=r"fastagg\[metrics\]"):
-        fastagg.watch(fastagg.ASGD(torch.zeros(5), lr=0.1), object())
 
 
 @pytest.mark.parametrize("what", [name for name in CHANGES if name not in ("lr", "load_state_dict")])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.liars import Lying, LyingArray, freed
+from support.liars import Foreign, Lying, LyingArray, freed
 from torch import Tensor, nn
 
 import fastagg
@@ -30,6 +30,9 @@ HOLDS = torch.arange(6.0)
         np.arange(6, dtype=np.float32).view(LyingArray),
         np.arange(6, dtype=np.float16).view(np.matrix),
         np.arange(12, dtype=np.float32)[::2].view(LyingArray) / np.float32(2),
+        torch.complex(torch.zeros(6), -torch.arange(6.0)).conj().imag,
+        -np.arange(-5, 1, dtype=np.float32)[::-1],
+        Foreign(torch.arange(6.0)),
     ],
 )
 def test_the_numbers_that_memory_holds(given: Any) -> None:
@@ -38,6 +41,9 @@ def test_the_numbers_that_memory_holds(given: Any) -> None:
         assert torch.equal(pieces.flat(torch.float32), HOLDS)
         assert ops.inspect(pieces).norm == pytest.approx(float(HOLDS.norm()))
     assert torch.equal(as_tensor(given).reshape(-1).float(), HOLDS)
+    if as_tensor(given).dim() == 1:
+        server = server_of()
+        assert server.receive(0, given).applied and torch.equal(server.flat, HOLDS)
 
 
 def test_nothing_is_copied_that_need_not_be() -> None:
@@ -97,7 +103,7 @@ ENTRIES: dict[str, Any] = {
 
 
 def server_of() -> fastagg.Server:
-    server = fastagg.FedBuff(torch.zeros(6))
+    server = fastagg.FedBuff(torch.zeros(6), buffer_size=1)
     server.dispatch(0)
     return server
 

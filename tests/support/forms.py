@@ -45,27 +45,27 @@ def read_only(given: Tensor) -> Any:
     return np.frombuffer(given.numpy().tobytes(), given.numpy().dtype).reshape(given.shape)
 
 
-# Made of an update; whether the engine reads it by itself; whether its statistics come along.
-FORMS: dict[str, tuple[Callable[[Arrays], Any], bool, bool]] = {
-    "dict": (lambda u: u, True, True),
-    "OrderedDict": (OrderedDict, True, True),
-    "another order": (lambda u: dict(reversed(u.items())), True, True),
-    "list": (lambda u: list(u.values()), True, True),
-    "tuple of parameters": (lambda u: tuple(parameters(u)), True, False),
-    "NumPy": (lambda u: {k: v.numpy() for k, v in u.items()}, True, True),
-    "both": (lambda u: [v.numpy() if i % 2 else v for i, v in enumerate(u.values())], True, True),
-    "read-only": (lambda u: {k: read_only(v) for k, v in u.items()}, True, True),
-    "flat": (joined, True, False),
-    "flat NumPy": (lambda u: joined(u).numpy(), True, False),
-    "vectors": (vectors, True, True),
-    "strided": (lambda u: {k: strided(v) for k, v in u.items()}, False, True),
-    "strided NumPy": (lambda u: {k: strided(v).numpy() for k, v in u.items()}, False, True),
-    "requires grad": (lambda u: {k: v.requires_grad_(v.is_floating_point()) for k, v in u.items()}, True, True),
-    "parameters": (lambda u: {k: nn.Parameter(v) if v.is_floating_point() else v for k, v in u.items()}, True, True),
-    "fp16": (lambda u: cast(u, torch.float16), False, True),
-    "bf16": (lambda u: cast(u, torch.bfloat16), False, True),
-    "flat bf16": (lambda u: joined(u).bfloat16(), False, False),
-    "unusual types": (unusual, False, True),
+# Made of an update, and whether its statistics come along.
+FORMS: dict[str, tuple[Callable[[Arrays], Any], bool]] = {
+    "dict": (lambda u: u, True),
+    "OrderedDict": (OrderedDict, True),
+    "another order": (lambda u: dict(reversed(u.items())), True),
+    "list": (lambda u: list(u.values()), True),
+    "tuple of parameters": (lambda u: tuple(parameters(u)), False),
+    "NumPy": (lambda u: {k: v.numpy() for k, v in u.items()}, True),
+    "both": (lambda u: [v.numpy() if i % 2 else v for i, v in enumerate(u.values())], True),
+    "read-only": (lambda u: {k: read_only(v) for k, v in u.items()}, True),
+    "flat": (joined, False),
+    "flat NumPy": (lambda u: joined(u).numpy(), False),
+    "vectors": (vectors, True),
+    "strided": (lambda u: {k: strided(v) for k, v in u.items()}, True),
+    "strided NumPy": (lambda u: {k: strided(v).numpy() for k, v in u.items()}, True),
+    "requires grad": (lambda u: {k: v.requires_grad_(v.is_floating_point()) for k, v in u.items()}, True),
+    "parameters": (lambda u: {k: nn.Parameter(v) if v.is_floating_point() else v for k, v in u.items()}, True),
+    "fp16": (lambda u: cast(u, torch.float16), True),
+    "bf16": (lambda u: cast(u, torch.bfloat16), True),
+    "flat bf16": (lambda u: joined(u).bfloat16(), False),
+    "unusual types": (unusual, True),
 }
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "flat bf16": torch.bfloat16}
 

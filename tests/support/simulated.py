@@ -502,10 +502,6 @@ class Life:
     def _newest(self) -> int:
         return int(self._log.keeper.kept[-1])
 
-    def _flushed(self) -> None:
-        self.server.flush()
-        self.note()
-
     # -- clients -------------------------------------------------------------------------------------------------------
 
     def _dispatched(self, client: int | None = None) -> Task:
