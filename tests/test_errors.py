@@ -705,7 +705,3 @@ def test_every_public_error_has_a_line() -> None:
     assert public - tried - {"FastaggError"} <= ELSEWHERE.keys()
     for name, path in ELSEWHERE.items():
         assert name in (Path(__file__).parent / path).read_text(encoding="utf-8")
-
-
-def test_there_are_a_hundred_mistakes() -> None:
-    assert len({typed for typed, *_ in MISTAKES}) >= 100

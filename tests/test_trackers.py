@@ -5,27 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.trackers import RowTracker
 
 import fastagg
 from fastagg import trackers
 
 ROWS = [({"accuracy": 0.5, "run/updates": 3}, 1), ({"accuracy": 0.75, "run/updates": 6}, 2)]
-
-
-class Kept:
-    """A tracker of one's own."""
-
-    def __init__(self, fails: bool = False) -> None:
-        self.rows: list[tuple[dict, int]] = []
-        self.closed, self.fails = 0, fails
-
-    def log(self, row, step) -> None:
-        if self.fails:
-            raise OSError("no route to host")
-        self.rows.append((dict(row), step))
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 def write(given) -> None:
@@ -73,9 +58,9 @@ def test_wandb_keeps_what_comes_out_of_order(tmp_path: Path) -> None:
 
 
 def test_a_tracker_that_fails_says_so_once_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
-    good = Kept()
+    good = RowTracker()
     with caplog.at_level(logging.WARNING, "fastagg"):
-        write([Kept(fails=True), good])
+        write([RowTracker(fails=True), good])
     assert good.rows == ROWS and caplog.text.count("no route to host") == 1
 
 

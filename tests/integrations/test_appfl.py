@@ -27,6 +27,7 @@ from appfl.algorithm.aggregator import (
 from appfl.algorithm.scheduler import AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler
 from appfl_agents import agents
 from omegaconf import OmegaConf
+from support.trackers import RowTracker
 
 import fastagg
 from fastagg.integrations.appfl import Aggregator, SyncAggregator
@@ -371,29 +372,23 @@ def test_fedbuff_of_a_stale_client_is_the_papers() -> None:
 
 
 def test_what_clients_say_of_models_is_tracked_and_the_best_is_kept(tmp_path: Path) -> None:
-    rows: list[tuple[int, dict[str, float]]] = []
-
-    class Kept:
-        def log(self, row: Any, step: int) -> None:
-            rows.append((step, dict(row)))
-
-        def close(self) -> None:
-            pass
-
+    kept = RowTracker()
     best = {"file": str(tmp_path / "best.pt"), "metric": "clients/pre_val_accuracy"}
     config = {"algorithm": "FedAsync", "settings": {"alpha": 1.0, "policy": "constant"}, "best": best}
-    aggregator = Aggregator(torch.nn.Linear(2, 2), {**config, "trackers": [Kept()]})
+    aggregator = Aggregator(torch.nn.Linear(2, 2), {**config, "trackers": [kept]})
     sent = {client: aggregator.get_parameters(client_id=client) for client in "ab"}
     for turn, accuracy in enumerate((0.1, 0.5, 0.9, 0.7, 0.2, 0.2)):
         client = "ab"[turn % 2]
         new = {name: value + 1 for name, value in sent[client].items()}
         sent[client] = aggregator.aggregate(client, new, pre_val_accuracy=accuracy, round=turn, note="text")
-    found = [(step, row) for step, row in rows if "clients/pre_val_accuracy" in row]
+    found = [(step, row) for row, step in kept.rows if "clients/pre_val_accuracy" in row]
     assert found == [(0, {"clients/pre_val_accuracy": 0.3}), (2, {"clients/pre_val_accuracy": 0.8}),
                      (4, {"clients/pre_val_accuracy": 0.2})]  # fmt: skip
-    assert [step for step, row in rows if "run/updates" in row] == list(range(7))
-    kept = torch.load(tmp_path / "best.pt", weights_only=True)
-    assert list(kept) == ["weight", "bias"] and aggregator.session.tally.updates == 6
+    assert [step for row, step in kept.rows if "run/updates" in row] == list(range(7))
+    assert (
+        list(torch.load(tmp_path / "best.pt", weights_only=True)) == ["weight", "bias"]
+        and aggregator.session.tally.updates == 6
+    )
 
 
 def test_schedulers() -> None:

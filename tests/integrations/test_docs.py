@@ -46,12 +46,11 @@ PRIVATE = (
     GOALS
     + """
 import numpy as np
-from support.flower_apps import FakeGrid, node
+from support.flower_apps import CollectingGrid, node
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-arrays, grid = ArrayRecord({"w": Array(np.zeros(3, np.float32))}), FakeGrid(node, [1, 2, 3])
-grid.send_and_receive = lambda messages, timeout=None: grid.pull_messages(grid.push_messages(messages))
+arrays, grid = ArrayRecord({"w": Array(np.zeros(3, np.float32))}), CollectingGrid(node, [1, 2, 3])
 """
 )
 GRADIENTS = """

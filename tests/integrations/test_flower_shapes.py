@@ -16,7 +16,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from support.flower_apps import FakeGrid
+from support.flower_apps import CollectingGrid
 
 from fastagg.integrations import flower
 
@@ -35,7 +35,7 @@ def shape(name: str, error: str = "", **settings: Any):
     return add
 
 
-class Grid(FakeGrid):
+class Grid(CollectingGrid):
     """Nodes that train towards a place of their own. Node 9 fails in round 2; a node returns what it was told."""
 
     def __init__(self) -> None:
@@ -57,9 +57,6 @@ class Grid(FakeGrid):
         arrays = {n: a + rate * (np.cos(node + np.arange(a.size)).reshape(a.shape) - a) for n, a in arrays.items()}
         note = ConfigRecord({"partition": node % 3})
         return RecordDict({"arrays": record(arrays), "metrics": metrics, "note": note})
-
-    def send_and_receive(self, messages, *, timeout=None):
-        return self.pull_messages(self.push_messages(messages))
 
 
 def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
@@ -253,17 +250,6 @@ class _:
         result = flower.asynchronous.Result()
         result.arrays = arrays
         return result
-
-
-@shape("settings in a constructor of its own")
-class _:
-    def __init__(self, *args, scale=0.5, **more):
-        super().__init__(*args, **more)
-        self.scale = scale
-
-    def aggregate_train(self, number, replies):
-        arrays, metrics = super().aggregate_train(number, replies)
-        return record({n: a * self.scale for n, a in numpy(arrays).items()}), metrics
 
 
 def run(kind: type, *args: Any, **settings: Any):

@@ -29,7 +29,7 @@ from flwr.server import LegacyContext, ServerConfig
 from flwr.server import strategy as classics
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow, SecAggWorkflow
 from flwr.serverapp import strategy as theirs
-from support.flower_apps import FakeGrid
+from support.flower_apps import CollectingGrid
 
 from fastagg.integrations import flower
 
@@ -39,7 +39,7 @@ DONE = Status(Code.OK, "done")
 THREE: dict[str, Any] = {"fraction_evaluate": 0.0, "min_fit_clients": 3, "min_available_clients": 3}
 
 
-class Grid(FakeGrid):
+class Grid(CollectingGrid):
     """Nodes with mods. Every message is a copy, as over a network: secure aggregation's mods write to theirs.
 
     Attributes:
@@ -74,9 +74,6 @@ class Grid(FakeGrid):
         metrics = MetricRecord({"num-examples": 10 * node, "loss": float(node)})
         arrays = ArrayRecord({n: Array(a) for n, a in zip(record, moved, strict=True)})
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-
-    def send_and_receive(self, messages, *, timeout=None):
-        return self.pull_messages(self.push_messages(messages))
 
 
 class ClassicGrid(Grid):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support import inside
 from support.replay import answered, taken
+from support.trackers import RowTracker
 
 import fastagg
 from fastagg import integrations
@@ -416,22 +417,8 @@ def test_the_package_imports_no_framework() -> None:
     subprocess.run([sys.executable, "-P", "-c", code], check=True)  # -P: not the checkout, which may not be built
 
 
-class Kept:
-    """A tracker of one's own."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[dict, int]] = []
-        self.closed = 0
-
-    def log(self, row, step) -> None:
-        self.rows.append((dict(row), step))
-
-    def close(self) -> None:
-        self.closed += 1
-
-
 def test_a_session_tells_its_trackers_by_version() -> None:
-    kept = Kept()
+    kept = RowTracker()
     server = fastagg.FedBuff({"w": torch.zeros(3)}, buffer_size=1)
     session = Session(server, Settings(trackers=kept), lambda version, model: {"accuracy": version / 10})
     session.stepped()

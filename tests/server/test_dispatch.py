@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import inside
 from support.models import Residual, Tied, same
-from torch import Tensor, nn
+from torch import nn
 
 import fastagg
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -27,22 +27,25 @@ def models() -> dict[str, Any]:
 FORMS = list(models())
 
 
-def arrays(model: Any) -> list[Tensor]:
+def arrays(model: Any) -> list[Any]:
+    model = model.state_dict() if isinstance(model, nn.Module) else model
     return list(model.values()) if isinstance(model, dict) else model if isinstance(model, list) else [model]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_writing_into_a_task_changes_nobody_elses_model(form: str) -> None:
-    server = fastagg.FedBuff(models()[form], buffer_size=1)
+    given = models()[form]
+    server = fastagg.FedBuff(given, buffer_size=1)
     task, other = server.dispatch(0), server.dispatch(1)
     before, sent = copy.deepcopy(server.state_dict()), copy.deepcopy(task.views)
     assert same(task.params, sent)
-    for array in arrays(task.params):
+    for array in map(torch.as_tensor, arrays(task.params) + arrays(given)):
         array.add_(1) if array.dtype != torch.bool else array.logical_not_()
     assert not same(task.params, sent)  # it is the client's own, and stays what it made of it
     assert same(server.state_dict(), before)
     assert same(other.params, sent) and same(task.views, sent) and same(server.parameters(), sent)
-    assert same(task.for_client(2, None).params, sent)
+    handed = task.for_client(2, 5)
+    assert same(handed.params, sent) and (handed.client, handed.local_steps, handed.control) == (2, 5, task.control)
 
 
 def test_params_are_copied_once_and_views_not_at_all() -> None:

@@ -318,13 +318,6 @@ class OwnState(fastagg.Single):
         return Stated(super().start(material).native, self)
 
 
-class Plain:
-    count = 5
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class WithCell:
     count, other = SwapCell[int](), SwapCell[int]()
 
@@ -332,23 +325,15 @@ class WithCell:
         self.count = 0
 
 
-@dataclass(frozen=True)
-class Frozen:
-    count: int = 0
-
-
-WHERE: dict[str, tuple[Any, Any, bool]] = {
-    "an attribute": (WithCell(), "count", True), "an item": (np.zeros(2, np.int64), 1, True),
-    "an attribute that no commit can swap": (Plain(), "count", False), "a frozen dataclass": (Frozen(), "count", False),
-    "an attribute that was never set": (WithCell(), "other", False), "a list": ([0, 0], 1, False),
-    "an item that is not there": (np.zeros(2, np.int64), 2, False), "another type": (np.zeros(2), 1, False),
-    "numbers that are only read": (np.broadcast_to(np.int64(0), 2), 1, False), "a dict": ({"count": 0}, 0, False),
+WHERE: dict[str, tuple[Any, Any]] = {
+    "an attribute": (WithCell(), "count"), "an item": (np.zeros(2, np.int64), 1),
+    "an attribute that was never set": (WithCell(), "other"), "a dict": ({"count": 0}, 0),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WHERE)
 def test_the_state_of_a_direction_changes_with_the_model_or_nothing_does(name: str) -> None:
-    where, at, works = WHERE[name]
+    where, at = WHERE[name]
     seen: list[Any] = []
     told = Dies(lambda: None)
 
@@ -361,7 +346,7 @@ def test_the_state_of_a_direction_changes_with_the_model_or_nothing_does(name: s
     server = fastagg.Server(torch.zeros(D), own, fastagg.SGD(1.0))
     server.dispatch("ann"), server.dispatch("bob")
     before = state()
-    if works:
+    if name in ("an attribute", "an item"):
         told.told = lambda: seen.append(state())
         server.receive("ann", ones())
         server.receive("bob", ones())

@@ -68,6 +68,13 @@ class FakeGrid(Grid):
         raise AssertionError("replies would all be in memory at once")
 
 
+class CollectingGrid(FakeGrid):
+    """For Flower's own strategies and wrappers, which take all replies at once."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
 def model(message: Message) -> dict[str, torch.Tensor]:
     """Return the model in a message, as new tensors."""
     return {name: array.clone() for name, array in read(message.content["arrays"]).items()}
