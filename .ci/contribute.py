@@ -9,8 +9,6 @@ Nearly every file depends on the row formats, so the toy of those is only counte
     python .ci/contribute.py BUILD
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

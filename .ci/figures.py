@@ -4,8 +4,6 @@ Each check is a page, what stands there, and what was found now. A figure that t
 bench/results/, where it was stored. What is left is what only a long run can give; its command stands beside it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -104,12 +103,10 @@ def main(rule: str, planted: bool, folder: Path | None) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     fastagg.set_num_threads(2)
-    names: Any = ["FADAS"] if "planted" in sys.argv else RULES
-    bad = 0
-    for name in names:
-        bad += main(name, "planted" in sys.argv, None)
-    if "planted" not in sys.argv:
-        for name in ("FedBuff", "ACE"):
-            with tempfile.TemporaryDirectory() as place:
-                bad += main(name, False, Path(place) / "state")
+    if "planted" in sys.argv:
+        sys.exit(main("FADAS", True, None))
+    bad = sum(main(name, False, None) for name in RULES)
+    for name in ("FedBuff", "ACE"):
+        with tempfile.TemporaryDirectory() as place:
+            bad += main(name, False, Path(place) / "state")
     sys.exit(bad)
