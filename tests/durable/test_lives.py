@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import signal
 import time
 
@@ -54,6 +55,25 @@ def test_many_lives_keep_every_promise() -> None:
 
 def asgd() -> fastagg.Server:
     return fastagg.ASGD(torch.zeros(simulated.SIZE), lr=1.0)
+
+
+def test_a_life_that_wrote_nothing_has_an_incarnation_of_its_own() -> None:
+    disk = Machine()
+    server = opening.open_on(disk, asgd, "none")
+    left = disk.after(len(disk.steps), random.Random(1), 512)
+    for client in range(2):
+        server.dispatch(client)
+        server.receive(client, torch.ones(simulated.SIZE), num_samples=1)
+    lost = server.dispatch(0)
+    server.close()
+    again = opening.open_on(left, asgd, "none")
+    for client in range(2):
+        again.dispatch(client)
+        again.receive(client, torch.ones(simulated.SIZE), num_samples=1)
+    assert again.dispatch(0).version == lost.version
+    with pytest.raises(fastagg.StaleIncarnation):
+        again.receive(0, torch.ones(simulated.SIZE), lost.version, 1, incarnation=lost.incarnation)
+    again.close()
 
 
 def answered(server: fastagg.Server) -> fastagg.Receipt:
