@@ -152,21 +152,26 @@ py::object read_record(const std::optional<Record>& record) {
 
 py::dict described(const Operation& operation) {
   py::dict fields;
-  fields["kind"] = name_of(operation.kind);
   fields["client"] = to_python(operation.client);
-  fields["version"] = operation.version;
-  fields["incarnation"] = operation.incarnation;
-  fields["rate"] = operation.rate;
-  fields["task"] = operation.task;
-  fields["share"] = operation.share;
-  const RecordedOutcome& said = operation.decided;
-  fields["known"] = said.known != 0;
-  fields["decided"] = py::make_tuple(said.applied != 0, int64_t{said.version}, double{said.step_size},
-                                     double{said.weight}, double{said.norm});
+  fields["version"] = int64_t{operation.version};
+  each_field(operation.kind, [&](auto field) { fields[field.name] = operation.*field.value; });
   py::list parts;
   for (const Part& part : operation.parts) parts.append(py::make_tuple(part.role, part.dtype, part.count));
   fields["parts"] = parts;
   return fields;
+}
+
+// The fixed fields of each kind of records, as docs/log-format.md has them: names and types.
+py::dict field_table() {
+  py::dict table;
+  for (uint8_t kind = kIncarnation; kind < kKinds; ++kind) {
+    py::list fields;
+    each_field(kind, [&](auto field) {
+      fields.append(std::string(field.name) + " " + field.kType + std::to_string(8 * field.kBytes));
+    });
+    table[name_of(static_cast<OperationKind>(kind))] = fields;
+  }
+  return table;
 }
 
 }  // namespace
@@ -246,6 +251,7 @@ void bind_log(py::module_& m) {
         return py::make_tuple(operation.streamed->number, operation.streamed->nbytes, operation.streamed->crc,
                               operation.streamed->dtype);
       });
+  m.def("field_table", &field_table);
   py::class_<ReadRecord>(m, "Record")
       .def_property_readonly("operation", [](const ReadRecord& record) { return record.operation; })
       .def_readonly("wrong", &ReadRecord::wrong)

@@ -22,7 +22,7 @@ Answer answer_of(const ServerObject& server, const log::Operation& operation, co
   answer.client = operation.client;
   answer.version = operation.version;
   answer.samples = operation.share;
-  if (operation.decided.known != 0 && !operation.again) answer.decided = &operation.decided;
+  if (operation.known != 0 && !operation.again) answer.decided = &operation;
   answer.is_private = true;
   // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
   answer.owner = std::make_shared<store::Owner>(owner_of(body));

@@ -64,7 +64,7 @@ struct Answer : Numbers {
   int64_t task = 0;                                           // its id; 0: not given
   int64_t offset = -1;                                        // in the log that it comes from; -1: not given
   double samples = std::numeric_limits<double>::quiet_NaN();  // NaN: not given
-  const log::RecordedOutcome* decided = nullptr;              // in a recovery: the outcome that was
+  const log::RecordFields* decided = nullptr;                 // in a recovery: the outcome that was
   Receipt receipt;                                            // out
 };
 

@@ -277,7 +277,7 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
     case log::kCloseRound:
       if (!settings.closes_early)
         throw Refusal(Why::kDamaged, "the end of a round, and this server's rule has no rounds");
-      if (!RoundEndTransaction(*this, receipt, &operation.decided).execute())
+      if (!RoundEndTransaction(*this, receipt, &operation).execute())
         throw Refusal(Why::kDamaged, "the end of a round in which nothing had come");
       return;
     case log::kAnswer: {

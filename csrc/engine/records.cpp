@@ -85,9 +85,12 @@ void Records::decide(PendingAnswer& pending) const {
   if (pending.record.empty()) return;
   Receipt& receipt = pending.answer->receipt;
   receipt.sequence = journal_->next();
-  pending.operation.decided = {0};
-  if (!std::isnan(receipt.norm))
-    pending.operation.decided = {1, receipt.applied, receipt.version, receipt.step_size, receipt.weight, receipt.norm};
+  log::RecordFields& fields = pending.operation;
+  fields.known = !std::isnan(receipt.norm);
+  if (fields.known != 0) {
+    fields.applied = receipt.applied, fields.version_after = receipt.version, fields.step_size = receipt.step_size;
+    fields.weight = receipt.weight, fields.norm = receipt.norm;
+  }
   log::Entry& record = pending.record.front();
   log::decide(record, pending.operation);
   record.waits = journal_->waits(receipt.applied);

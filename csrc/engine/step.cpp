@@ -17,16 +17,17 @@ constexpr int64_t kWorthReadingOnce = int64_t{1} << 13;
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 // Whether the outcome is the one that the log tells.
-void check_outcome(const log::RecordedOutcome* was, const Receipt& now, bool answers) {
+void check_outcome(const log::RecordFields* was, const Receipt& now, bool answers) {
   if (was == nullptr || std::isnan(now.norm)) return;
   if (answers && !same(was->norm, now.norm))
     throw Refusal(Why::kDamaged, "its numbers are not those that were counted: their norm was " +
                                      std::to_string(was->norm) + " then, and is " + std::to_string(now.norm));
-  const bool equal = (was->applied != 0) == now.applied && was->version == now.version &&
+  const bool equal = (was->applied != 0) == now.applied && was->version_after == now.version &&
                      same(was->step_size, now.step_size) && (!answers || same(was->weight, now.weight));
   if (equal) return;
   throw Refusal(Why::kSetting, "the outcome differs from the recorded one: the rule or the model differs (version " +
-                                   std::to_string(was->version) + " then, " + std::to_string(now.version) + " now)");
+                                   std::to_string(was->version_after) + " then, " + std::to_string(now.version) +
+                                   " now)");
 }
 
 double rate_of(const Core& of) {
@@ -220,7 +221,7 @@ void RoundEndTransaction::decide() {
   check_outcome(recorded_, receipt_, false);
   log::Operation end;
   end.kind = log::kCloseRound;
-  end.decided = {1, receipt_.applied, receipt_.version, receipt_.step_size};
+  end.applied = receipt_.applied, end.version_after = receipt_.version, end.step_size = receipt_.step_size;
   step_.record = core_.records.of(end);
 }
 

@@ -172,7 +172,7 @@ class BatchTransaction final : public Transaction {
 class RoundEndTransaction final : public Transaction {
  public:
   // `recorded`: in a recovery, the outcome that it must have.
-  RoundEndTransaction(Core& core, Receipt& receipt, const log::RecordedOutcome* recorded = nullptr)
+  RoundEndTransaction(Core& core, Receipt& receipt, const log::RecordFields* recorded = nullptr)
       : Transaction(core), receipt_(receipt), recorded_(recorded) {}
 
  private:
@@ -184,7 +184,7 @@ class RoundEndTransaction final : public Transaction {
   void decide() override;
 
   Receipt& receipt_;
-  const log::RecordedOutcome* const recorded_;
+  const log::RecordFields* const recorded_;
 };
 
 }  // namespace fastagg::engine

@@ -58,7 +58,7 @@ struct Entry {
   store::Block memory;
   size_t begin = 0, length = 0, capacity = 0;  // capacity: of the body
   size_t facts = 0;                            // so much of the body is in the chain (segment.h)
-  size_t outcome = 0;                          // where in the body an answer's outcome is
+  size_t fields = 0;                           // where in the body an answer's fixed fields are
   std::shared_ptr<Blob> blob;
 };
 // One, or none: what is queued is not made there.

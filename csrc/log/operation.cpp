@@ -1,7 +1,6 @@
 #include "operation.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 
 #include "../refusal.h"
@@ -13,8 +12,10 @@ constexpr const char* kNames[kKinds] = {"",       "incarnation", "dispatch", "ha
                                         "forget", "lr",          "expire"};
 constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
 constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
-constexpr size_t kPartBytes = 10, kFactBytes = 54, kAligned = 64, kWorthAligning = 4096;
-constexpr size_t kOfRound = offsetof(RecordedOutcome, weight);  // bytes of the outcome of a round's end
+constexpr size_t kAligned = 64, kWorthAligning = 4096;
+constexpr size_t kPartBytes = sizeof(Part::role) + sizeof(Part::dtype) + sizeof(Part::count);
+constexpr size_t kUploadBytes =
+    sizeof(UploadFile::number) + sizeof(UploadFile::nbytes) + sizeof(UploadFile::crc) + sizeof(UploadFile::dtype);
 
 [[noreturn]] void damaged(const std::string& text) {
   throw Refusal(Why::kDamaged, "a record that cannot be read: " + text);
@@ -43,40 +44,47 @@ class Body {
   size_t size_, at_ = 0;
 };
 
-bool sends(OperationKind kind) { return kind == kDispatch || kind == kHandOn; }
+size_t field_bytes(OperationKind kind) {
+  size_t bytes = 0;
+  each_field(kind, [&](auto field) { bytes += field.kBytes; });
+  return bytes;
+}
+
+// Writes the fixed fields at a place of the body, and returns where they end.
+size_t put_fields(Entry& entry, size_t at, const Operation& operation) {
+  each_field(operation.kind, [&](auto field) {
+    std::memcpy(entry.body() + at, &(operation.*field.value), field.kBytes);
+    at += field.kBytes;
+  });
+  return at;
+}
 
 size_t client_bytes(const ClientId& client) { return client.kind == ClientId::kName ? 11 + client.name.size() : 17; }
 
 void put_client(Entry& to, const ClientId& client, int64_t version) {
+  to.put(client.kind);
   if (client.kind == ClientId::kName) {
-    to.put(uint8_t{1}, static_cast<uint16_t>(client.name.size()), version);
+    to.put(static_cast<uint16_t>(client.name.size()), version);
     to.put_bytes(client.name.data(), client.name.size());
   } else {
-    to.put(static_cast<uint8_t>(client.kind == ClientId::kLarge ? 2 : 0), client.number, version);
+    to.put(client.number, version);
   }
 }
 
-ClientId read_client(Body& from, int64_t* version) {
+// `fields`: of the record that begins with this client, and has a version between its length and its name.
+ClientId read_client(Body& from, RecordFields* fields = nullptr) {
   const auto kind = from.read<uint8_t>();
-  if (kind > 2) damaged("a client's id of an unknown kind");
+  if (kind > ClientId::kLarge) damaged("a client's id of an unknown kind");
   ClientId client;
-  if (kind == 1) {
-    const auto size = from.read<uint16_t>();
-    *version = from.read<int64_t>();
-    client.kind = ClientId::kName;
-    client.name.assign(reinterpret_cast<const char*>(from.take(size)), size);
-    return client;
-  }
-  client.kind = kind == 2 ? ClientId::kLarge : ClientId::kNumber;
-  client.number = from.read<int64_t>();
-  *version = from.read<int64_t>();
+  client.kind = static_cast<ClientId::IdKind>(kind);
+  const size_t size = kind == ClientId::kName ? from.read<uint16_t>() : 0;
+  if (kind != ClientId::kName) client.number = from.read<int64_t>();
+  if (fields != nullptr) fields->version = from.read<int64_t>();
+  client.name.assign(reinterpret_cast<const char*>(from.take(size)), size);
   return client;
 }
 
-void read_answer(Body& from, Operation& to) {
-  to.share = from.read<double>();
-  to.incarnation = from.read<uint64_t>();
-  to.decided = from.read<RecordedOutcome>();
+void read_parts(Body& from, Operation& to) {
   const auto flagged = from.read<uint32_t>();
   const uint32_t count = flagged & (kInFile - 1);
   for (uint32_t i = 0; i < count; ++i) {
@@ -123,18 +131,7 @@ std::vector<uint8_t> bytes_of(const std::vector<ClientId>& clients) {
 
 std::vector<ClientId> clients_in(const Part& part) {
   std::vector<ClientId> clients;
-  for (Body from(part.data, part.nbytes()); from.left() > 0;) {
-    ClientId& client = clients.emplace_back();
-    const auto kind = from.read<uint8_t>();
-    if (kind > ClientId::kLarge) damaged("a client's id of an unknown kind");
-    client.kind = static_cast<ClientId::IdKind>(kind);
-    if (client.kind == ClientId::kName) {
-      const auto size = from.read<uint16_t>();
-      client.name.assign(reinterpret_cast<const char*>(from.take(size)), size);
-    } else {
-      client.number = from.read<int64_t>();
-    }
-  }
+  for (Body from(part.data, part.nbytes()); from.left() > 0;) clients.push_back(read_client(from));
   return clients;
 }
 
@@ -143,41 +140,20 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length) {
   Operation operation;
   operation.kind = static_cast<OperationKind>(kind);
   Body from(body, length);
-  switch (operation.kind) {
-    case kIncarnation: {
-      operation.version = from.read<int64_t>();
-      const auto number = from.read<int64_t>();
-      if (operation.version < 0 || number < 0) damaged("a version or an incarnation below zero");
-      operation.incarnation = static_cast<uint64_t>(number);
-      break;
-    }
-    case kCloseRound: std::memcpy(static_cast<void*>(&operation.decided), from.take(kOfRound), kOfRound); break;
-    case kRate: operation.rate = from.read<double>(); break;
-    case kAnswer:
-      operation.client = read_client(from, &operation.version);
-      read_answer(from, operation);
-      break;
-    case kExpire: operation.version = from.read<int64_t>(); break;
-    default:
-      operation.client = read_client(from, &operation.version);
-      if (sends(operation.kind)) operation.task = from.read<int64_t>();
-      if (operation.task < 0) damaged("a task's id below zero");
-  }
+  if (has_client(kind)) operation.client = read_client(from, &operation);
+  each_field(kind, [&](auto field) { std::memcpy(&(operation.*field.value), from.take(field.kBytes), field.kBytes); });
+  if (operation.kind == kAnswer) read_parts(from, operation);
+  if (operation.kind == kIncarnation && (operation.version < 0 || operation.incarnation > INT64_MAX))
+    damaged("a version or an incarnation below zero");
+  if (operation.task < 0) damaged("a task's id below zero");
   return operation;
 }
 
 RecordList record_of(Journal& journal, const Operation& operation) {
-  RecordList made = journal.entry(operation.kind, client_bytes(operation.client) + kOfRound + sizeof operation.task);
+  RecordList made = journal.entry(operation.kind, client_bytes(operation.client) + field_bytes(operation.kind));
   Entry& entry = made.front();
-  switch (operation.kind) {
-    case kIncarnation: entry.put(operation.version, operation.incarnation); break;
-    case kRate: entry.put(operation.rate); break;
-    case kExpire: entry.put(operation.version); break;
-    case kCloseRound: entry.put_bytes(&operation.decided, kOfRound); break;
-    default:
-      put_client(entry, operation.client, operation.version);
-      if (sends(operation.kind)) entry.put(operation.task);
-  }
+  if (has_client(operation.kind)) put_client(entry, operation.client, operation.version);
+  entry.length = put_fields(entry, entry.length, operation);
   return made;
 }
 
@@ -186,15 +162,16 @@ RecordList record_of_answer(Journal& journal, Operation& operation) {
   for (const Part& part : operation.parts) data += part.nbytes() + 8;
   const bool aligned = data >= kWorthAligning;
   const size_t count = operation.parts.size() + aligned;
-  size_t own = client_bytes(operation.client) + kFactBytes + kPartBytes * count + (operation.streamed ? 21 : 0);
+  size_t own = client_bytes(operation.client) + field_bytes(kAnswer) + sizeof(uint32_t) + kPartBytes * count;
+  if (operation.streamed) own += kUploadBytes;
   own += gap_of(own);
   const size_t padding = aligned ? (kAligned - (kRecordHead + own) % kAligned) % kAligned : 0;
   RecordList made = journal.entry(operation.kind, own + padding + data);
   Entry& entry = made.front();
   put_client(entry, operation.client, operation.version);
-  entry.put(operation.share, operation.incarnation);
-  entry.outcome = entry.length;
-  entry.put(RecordedOutcome{0}, static_cast<uint32_t>(count) | (operation.streamed ? kInFile : 0));
+  entry.fields = entry.length;
+  entry.length = put_fields(entry, entry.length, operation);
+  entry.put(static_cast<uint32_t>(count) | (operation.streamed ? kInFile : 0));
   if (aligned) entry.put(static_cast<uint8_t>(kPadding), uint8_t{0}, static_cast<uint64_t>(padding));
   for (const Part& part : operation.parts) entry.put(part.role, part.dtype, part.count);
   if (operation.streamed) {
@@ -213,8 +190,6 @@ RecordList record_of_answer(Journal& journal, Operation& operation) {
   return made;
 }
 
-void decide(Entry& entry, const Operation& operation) {
-  std::memcpy(entry.body() + entry.outcome, &operation.decided, sizeof operation.decided);
-}
+void decide(Entry& entry, const Operation& operation) { put_fields(entry, entry.fields, operation); }
 
 }  // namespace fastagg::log

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "../client_id.h"
@@ -25,6 +27,9 @@ enum OperationKind : uint8_t {
   kKinds
 };
 const char* name_of(OperationKind kind);
+constexpr bool has_client(uint8_t kind) {
+  return kind == kDispatch || kind == kHandOn || kind == kAnswer || kind == kForget;
+}
 
 // What a part of an answer is: parameters, statistics, counters, a control variate, of how many updates a sum is made,
 // nothing (it aligns what comes behind it), an offset in a sender's log, an encoded update, or whose updates a sum is
@@ -55,17 +60,23 @@ struct Part {
   }
 };
 
-// The outcome of an answer, or of a round's end, which has no weight and no norm, as it lies in a record.
+// The fixed fields of a record's body. Packed, so that a member without an entry in kRecordFields does not compile.
+// Those of 8 bytes come first, where they are aligned.
 #pragma pack(push, 1)
-struct RecordedOutcome {
-  uint8_t known = 1;  // 0: only a device knew it
-  uint8_t applied = 0;
-  int64_t version = 0;     // afterwards
+struct RecordFields {
+  int64_t version = -1;      // that was sent or answered; -1: none; kIncarnation: the first of it
+  uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
+  int64_t task = 0;          // its id; 0: not known yet
+  double rate = 0.0;
+  double share = 1.0;  // in a mean; a sum's weight
+  // The outcome of an answer, or of a round's end:
+  int64_t version_after = 0;
   double step_size = 0.0;  // NaN: no step
   double weight = 0.0, norm = 0.0;
+  uint8_t known = 1;  // 0: only a device knew it
+  uint8_t applied = 0;
 };
 #pragma pack(pop)
-static_assert(sizeof(RecordedOutcome) == 34);
 
 struct UploadFile {  // the file of an upload
   uint64_t number, nbytes;
@@ -73,20 +84,50 @@ struct UploadFile {  // the file of an upload
   uint8_t dtype;
 };
 
-struct Operation {
+struct Operation : RecordFields {
   OperationKind kind = kDispatch;
   ClientId client;
-  int64_t version = -1;      // that was sent or answered; -1: none; kIncarnation: the first of it
-  uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
-  int64_t task = 0;          // kDispatch, kHandOn: its id; 0: not known yet
-  double rate = 0.0;
-  // Fields of an answer:
-  double share = 1.0;  // in a mean; a sum's weight
-  bool again = false;  // it is given once more, as an answer to a new task: its outcome may be another one
-  RecordedOutcome decided;
+  bool again = false;  // an answer is given once more, to a new task: its outcome may be another one
   std::vector<Part> parts;
   std::optional<UploadFile> streamed;
 };
+
+template <typename Value>
+struct Field {
+  static constexpr size_t kBytes = sizeof(Value);
+  static constexpr char kType = std::is_floating_point_v<Value> ? 'f' : std::is_signed_v<Value> ? 'i' : 'u';
+  const char* name;  // in docs/log-format.md
+  Value RecordFields::* value;
+  uint32_t kinds;  // of records that have it, as bits
+};
+template <typename Value, typename... Kinds>
+constexpr Field<Value> field(const char* name, Value RecordFields::* value, Kinds... kinds) {
+  return {name, value, (... | (1u << kinds))};
+}
+
+// All fixed fields, in the order of their bytes, behind the client if there is one. What writes, reads and describes a
+// record follows this list. Another list is another format; tests compare it with docs/log-format.md.
+constexpr auto kRecordFields = std::make_tuple(                                  //
+    field("version", &RecordFields::version, kIncarnation, kExpire),             //
+    field("task", &RecordFields::task, kDispatch, kHandOn),                      //
+    field("rate", &RecordFields::rate, kRate),                                   //
+    field("share", &RecordFields::share, kAnswer),                               //
+    field("incarnation", &RecordFields::incarnation, kIncarnation, kAnswer),     //
+    field("known", &RecordFields::known, kAnswer, kCloseRound),                  //
+    field("applied", &RecordFields::applied, kAnswer, kCloseRound),              //
+    field("version after", &RecordFields::version_after, kAnswer, kCloseRound),  //
+    field("step size", &RecordFields::step_size, kAnswer, kCloseRound),          //
+    field("weight", &RecordFields::weight, kAnswer),                             //
+    field("norm", &RecordFields::norm, kAnswer));
+
+// Calls `act` for each field of a kind's records.
+template <typename Act>
+constexpr void each_field(uint8_t kind, Act act) {
+  std::apply([&](auto... field) { ((field.kinds >> kind & 1u ? act(field) : void()), ...); }, kRecordFields);
+}
+
+static_assert(std::apply([](auto... field) { return (field.kBytes + ...); }, kRecordFields) == sizeof(RecordFields),
+              "a member of RecordFields is not in kRecordFields, or is there twice");
 
 // Clients' ids as the bytes of a part, and back. Throws Refusal, kDamaged.
 std::vector<uint8_t> bytes_of(const std::vector<ClientId>& clients);
@@ -97,8 +138,8 @@ Operation read(uint8_t kind, const uint8_t* body, size_t length);
 
 // The record of an operation without parts.
 RecordList record_of(Journal& journal, const Operation& operation);
-// The record of an answer, with memory for its parts, where each part's `data` then points; `decide` writes the
-// outcome.
+// The record of an answer, with memory for its parts, where each part's `data` then points. `decide` writes the fixed
+// fields again, when the outcome is known.
 RecordList record_of_answer(Journal& journal, Operation& operation);
 void decide(Entry& entry, const Operation& operation);
 

@@ -18,7 +18,7 @@ from fastagg.durable.disk import Disk, named
 from fastagg.durable.folder import BLOCK, LOCK, Contents, checkpoint_name, contents, free_name
 from fastagg.durable.keeper import EVERY, SLACK, Keeper
 from fastagg.durable.log import Durability, Log
-from fastagg.durable.recovery import Recovered, made_of, no_server, recover, take_key
+from fastagg.durable.recovery import Recovery, made_of, no_server, recover, take_key
 from fastagg.durable.uploads import Uploads
 from fastagg.errors import Busy, CheckpointError
 from fastagg.server import engine
@@ -140,7 +140,7 @@ def open_on(
         raise
 
 
-class _Opened(NamedTuple):
+class _Opening(NamedTuple):
     server: Server
     keeper: Keeper
     start: Plain  # where the journal goes on
@@ -148,7 +148,7 @@ class _Opened(NamedTuple):
     is_new: bool  # the folder was empty
 
 
-def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _Opened:
+def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _Opening:
     listing = contents(disk)
     if not listing.checkpoints:
         return _fresh(disk, listing, make, limits)
@@ -176,10 +176,10 @@ def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _
         "%s: recovered version %d: checkpoint %d, then %s", disk.path, server.version, past.checkpoint.sequence,
         ", ".join(f"{count} {name}" for name, count in past.replayed.items()) or "nothing",
     )  # fmt: skip
-    return _Opened(server, keeper, start, past.reader.passed + past.streamed, False)
+    return _Opening(server, keeper, start, past.reader.passed + past.streamed, False)
 
 
-def _fresh(disk: Disk, listing: Contents, make: Callable[[], Server], limits: dict[str, int]) -> _Opened:
+def _fresh(disk: Disk, listing: Contents, make: Callable[[], Server], limits: dict[str, int]) -> _Opening:
     server = make()
     for name in listing.segments.values():
         raise CheckpointError(f"{disk.path}: it has a log ({name}) and no checkpoint")
@@ -196,7 +196,7 @@ def _fresh(disk: Disk, listing: Contents, make: Callable[[], Server], limits: di
         "folder_id": folder_id, "sequence": 0, "digest": bytes(32), "number": 1, "busy": [],
         "free": listing.free, "place": 0, "number_here": 0,
     }  # fmt: skip
-    return _Opened(server, keeper, start, 0, True)
+    return _Opening(server, keeper, start, 0, True)
 
 
 def _made(make: Callable[[], Server]) -> Server:
@@ -206,7 +206,7 @@ def _made(make: Callable[[], Server]) -> Server:
     return server
 
 
-def _start(disk: Disk, listing: Contents, past: Recovered) -> Plain:
+def _start(disk: Disk, listing: Contents, past: Recovery) -> Plain:
     """Return where the log goes on, and which of its files are needed."""
     oldest = next(sequence for sequence in listing.checkpoints if sequence not in past.damaged)
     reader = past.reader
@@ -247,7 +247,7 @@ def _make_durable(disk: Disk, names: set[str], unsure: dict[str, tuple[int, int]
             disk.sync(file)
 
 
-def _tidy(disk: Disk, listing: Contents, past: Recovered) -> None:
+def _tidy(disk: Disk, listing: Contents, past: Recovery) -> None:
     """Remove what was left unfinished or is damaged. Of the rest, :meth:`Keeper.clear` says what may go."""
     for name in listing.leftovers:
         disk.remove(name)

@@ -26,7 +26,7 @@ from fastagg.storage.files import OtherFormat
 KEY, _KEY_BYTES = "noise-key", 32  # a file that only its owner may read
 
 
-class Recovered(NamedTuple):
+class Recovery(NamedTuple):
     """The result of a recovery."""
 
     server: Server
@@ -38,7 +38,7 @@ class Recovered(NamedTuple):
     damaged: list[int]  # checkpoints that could not be read, by their numbers
 
 
-def recover(disk: Disk, listing: Contents, make: Callable[[], Server]) -> Recovered:
+def recover(disk: Disk, listing: Contents, make: Callable[[], Server]) -> Recovery:
     """Restore the server that ``make`` makes, without limits of tasks.
 
     Raises:
@@ -57,7 +57,7 @@ def recover(disk: Disk, listing: Contents, make: Callable[[], Server]) -> Recove
         raise CheckpointError(f"{path}: the checkpoint is damaged: {type(error).__name__}: {error!s:.200}") from error
     replay = Replay(server, disk, listing)
     replay.all(reader)
-    return Recovered(
+    return Recovery(
         server, reader, checkpoint, replay.counts, {**checkpoint.uploads, **replay.uploads},
         replay.streamed, damaged,
     )  # fmt: skip

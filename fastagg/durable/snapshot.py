@@ -46,7 +46,7 @@ class Snapshot:
         self.rows = native.engine.RowCut(
             self.cache.native, slots=list(cache["slots"]), memory=running.memory, owner=self.cache
         )
-        cache |= {"data": trees.Apart(_ROWS[0]), "scales": trees.Apart(_ROWS[1])}
+        cache |= {"data": trees.SeparateTensor(_ROWS[0]), "scales": trees.SeparateTensor(_ROWS[1])}
         running.engine.cut_rows(self.rows)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ DTYPES = {  # torch's types as safetensors names them
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
-class Apart(NamedTuple):
+class SeparateTensor(NamedTuple):
     """A placeholder for the tensor of this name, which is written separately."""
 
     name: str
@@ -42,7 +42,7 @@ def flatten(value: Tree, tensors: dict[str, Tensor], name: str = "") -> Tree:
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
-    if isinstance(value, Apart):
+    if isinstance(value, SeparateTensor):
         return {"tensor": value.name}
     if isinstance(value, dict):
         items = [[key, flatten(item, tensors, f"{name}.{key}" if name else str(key))] for key, item in value.items()]

@@ -22,7 +22,7 @@ from fastagg.errors import ConfigError, FastaggError, UnknownVersion
 from fastagg.integrations import check_names, number_of, replies, require
 from fastagg.integrations.evaluation import Window
 from fastagg.integrations.goals import Settings
-from fastagg.integrations.run import APPFL, App, Rule, Run, check_limits
+from fastagg.integrations.run import APPFL, App, Rule, AdapterRun, check_limits
 from fastagg.integrations.session import Book, OpenTask
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -101,7 +101,7 @@ class Aggregator(BaseAggregator):
         run = Settings(**{key: self.config[key] for key in _RUN if key in self.config}, retry_after=0.0)
         where, every = self.config.get("checkpoint"), self.config.get("save_every", 1)
         # The run does not know the aggregator, so that it saves the last version when that one ends.
-        self.run = Run(rule, run, where, every, log=self.logger.info, warn=self.logger.warning)
+        self.run = AdapterRun(rule, run, where, every, log=self.logger.info, warn=self.logger.warning)
         folder = Path(getattr(self.logger, "log_filepath", "-")).parent  # APPFL's logging_output_dirname, or here
         self.run.place(App("APPFL server", "", folder))
         if model is None and "model_path" in self.config:

@@ -17,7 +17,7 @@ from fastagg.server.server import Outcome, Server
 from fastagg.storage.encoded import Encoded
 
 
-class TaskOver(UnknownVersion):
+class LateReply(UnknownVersion):
     """The server has ended the task (``lease``, ``max_delay``). That is no failure of its client."""
 
 
@@ -91,7 +91,7 @@ def judged(outcome: Outcome) -> Outcome:
     if isinstance(outcome, MemoryError):
         raise outcome
     gone = isinstance(outcome, (UnknownClient, UnknownVersion)) and not isinstance(outcome, AlreadyCounted)
-    return TaskOver(f"its task is over: {outcome}") if gone else stripped(outcome)
+    return LateReply(f"its task is over: {outcome}") if gone else stripped(outcome)
 
 
 def stripped(error: FastaggError) -> FastaggError:

@@ -188,7 +188,7 @@ class App(NamedTuple):
 
 
 @dataclass
-class Run:
+class AdapterRun:
     """One run of an adapter: :meth:`place` its files, :meth:`begin` it with a model, :meth:`save` it.
 
     Args:

@@ -22,7 +22,7 @@ from fastagg.errors import ConfigError, FastaggError, RunFailed, UnknownClient, 
 from fastagg.integrations.evaluation import Evaluation, Metrics, Window
 from fastagg.integrations.goals import Failures, Settings, Watch
 from fastagg.integrations.models import drop_round, tensors
-from fastagg.integrations.replies import ClientFailure, TaskOver, judged, stripped
+from fastagg.integrations.replies import ClientFailure, LateReply, judged, stripped
 from fastagg.server import checkpoint
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -52,7 +52,7 @@ class Tally:
         self.refused, self.by_client = Counter(self.refused), Counter(self.by_client)
 
 
-class Row(NamedTuple):
+class VersionMetrics(NamedTuple):
     """One version, when all of its metrics are known.
 
     Attributes:
@@ -84,7 +84,7 @@ class Book(Generic[Key, Holder]):
     """The open tasks of a run: who has what, and until when. Keys are what answers name: a message, a round, a client.
 
     The server ends tasks, too (``lease``, ``max_delay``), at any time. Such a task stays in the book until its answer
-    comes, which is then refused as :class:`TaskOver`, or until it is given up here.
+    comes, which is then refused as :class:`LateReply`, or until it is given up here.
     """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
@@ -243,7 +243,7 @@ class Session:
         self.tally.failed += failed
         if not failed:
             self.tally.refused[type(error).__name__] += 1
-        if not isinstance(error, TaskOver):
+        if not isinstance(error, LateReply):
             self.failures.failed(client, str(error) if failed else f"{type(error).__name__}: {error}")
 
     def refuse(self, client: Hashable, task: OpenTask[Any] | None, error: FastaggError) -> FastaggError:
@@ -320,12 +320,12 @@ class Session:
         self._tell(step, {**self._counts(train), **numeric(metrics or {})}, model)
         self._look_at_the_clock()
 
-    def settle(self, wait: bool = False) -> list[Row]:
+    def settle(self, wait: bool = False) -> list[VersionMetrics]:
         """Return, in order, versions whose metrics became complete since the last call. With ``wait``, wait for all."""
         rows = []
         for version, model, result, why in self.evaluation.finished(wait):
             metrics = {**self._rows.pop(version), **numeric(result or {})}
-            rows.append(Row(version, result, metrics))
+            rows.append(VersionMetrics(version, result, metrics))
             self.end(why)
             self._tell(version, metrics, model)
         self._look_at_the_clock()

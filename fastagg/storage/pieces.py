@@ -213,7 +213,7 @@ def as_array(value: Arrays) -> Tensor | np.ndarray:
         ) from error
 
 
-class _Checked:
+class _DlpackArray:
     """An array of another library, whose strides are looked at before torch is: a negative one ends the process."""
 
     def __init__(self, value: Any) -> None:
@@ -231,7 +231,7 @@ def checked(value: Any) -> Any:
 
     DTypeMismatch, at once or when torch takes it: it has a negative stride."""
     if hasattr(value, "__dlpack__") and not isinstance(value, (Tensor, np.ndarray)):
-        return _Checked(value)
+        return _DlpackArray(value)
     if not native.memory.is_fit_for_torch(value):
         raise DTypeMismatch("expected an array with positive strides, got one with DLPack and others; give a copy")
     return value

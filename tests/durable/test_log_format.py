@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from support.simulated import limit
 from test_open import equal, opened, without_lives
 
 import fastagg
+from fastagg._build import native
 from fastagg.durable import log
 from fastagg.durable.disk import Disk
 from fastagg.durable.doctor import examine
@@ -28,36 +30,35 @@ from fastagg.durable.opening import open_on
 
 SIZE = 60
 BLOCK = 4096
-KINDS = "", "incarnation", "dispatch", "hand_on", "answer", "close_round", "forget", "lr", "expire"
 
 
 def test_the_decoder_has_at_most_120_lines() -> None:
     assert len(Path(log_page.__file__).read_text().splitlines()) <= 120
 
 
+def test_the_page_has_every_field_of_the_records_in_the_order_of_their_bytes() -> None:
+    table = {log_page.KINDS[kind]: list(map(" ".join, fields.items())) for kind, fields in log_page.FIELDS.items()}
+    assert table == native.log.field_table()  # csrc/log/operation.h
+
+
 def same_as_the_package_reads(folder: Path) -> list[dict[str, Any]]:
     """What the decoder reads, after a comparison with what the package does, field by field."""
     disk = Disk(folder)
-    held = contents(disk)
-    reader = read_log(disk, held, read_checkpoint(disk, held.checkpoints[-1]))
-    found = log_page.read(folder)
-    for one in found:
-        record = reader.next()
-        said = record.operation.describe()
-        assert record.sequence == one["sequence"] and said["kind"] == KINDS[one["kind"]]
-        for mine, name in (("client", "client"), ("task", "task"), ("lr", "rate"), ("share", "share"),
-                           ("version", "version"), ("incarnation", "incarnation")):  # fmt: skip
-            assert mine not in one or one[mine] == said[name], (one, said)
-        if "applied" in one:
-            outcome = (one["applied"], one["after"], one["step_size"], one.get("weight", 0.0), one.get("norm", 0.0))
-            assert str(outcome) == str((int(said["decided"][0]), *said["decided"][1:]))
-        if "parts" in one:
-            assert [part[:3] for part in one["parts"]] == said["parts"]
-            assert one.get("upload") == record.operation.streamed
-        assert reader.digest == one["digest"]
+    listing = contents(disk)
+    reader = read_log(disk, listing, read_checkpoint(disk, listing.checkpoints[-1]))
+    records = log_page.read(folder)
+    for record in records:
+        theirs = reader.next()
+        told = theirs.operation.describe()
+        assert (record["sequence"], log_page.KINDS[record["kind"]]) == (theirs.sequence, theirs.operation.kind)
+        for name in ("client", "version", *log_page.FIELDS[record["kind"]]):
+            assert record[name] is None or repr(record[name]) == repr(told[name]), (name, record, told)
+        assert [part[:3] for part in record.get("parts", ())] == told["parts"]
+        assert record.get("upload") == theirs.operation.streamed
+        assert reader.digest == record["digest"]
     assert reader.next() is None
     disk.leave()
-    return found
+    return records
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -69,9 +70,9 @@ def test_presets(name: str, tmp_path: Path) -> None:
                 told[call.client] = server.dispatch(call.client)
             else:
                 receipt = server.receive(call.client, update(call.number, SIZE), told[call.client].version, 3)
-    found = same_as_the_package_reads(tmp_path / "a")
-    assert receipt.digest == found[receipt.sequence - 1]["digest"].hex()
-    norms = [one["norm"] for one in found if "norm" in one]
+    records = same_as_the_package_reads(tmp_path / "a")
+    assert receipt.digest == records[receipt.sequence - 1]["digest"].hex()
+    norms = [record["norm"] for record in records if "norm" in record]
     assert len(norms) >= 8 and norms[-1] == receipt.update_norm
 
 
@@ -81,11 +82,22 @@ buffered = damaged.RULES["FedBuff"]
 def test_all_operations_in_three_lives_with_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "SMALL", 0)
     everything(tmp_path / "a", buffered, 3)
-    found = same_as_the_package_reads(tmp_path / "a")
-    assert {one["kind"] for one in found} == set(range(1, 9))
-    ends = [one for one in found if one["kind"] == 5]
-    assert [(one["known"], one["applied"], one["after"]) for one in ends] == [(1, 1, 3)]
-    assert {one["client"] for one in found if "upload" in one} == {"chunks"}
+    records = same_as_the_package_reads(tmp_path / "a")
+    assert {record["kind"] for record in records} == set(log_page.KINDS)
+    ends = [record for record in records if record["kind"] == 5]
+    assert [(end["known"], end["applied"], end["version after"]) for end in ends] == [(1, 1, 3)]
+    assert {record["client"] for record in records if "upload" in record} == {"chunks"}
+
+
+def test_a_server_writes_every_field(tmp_path: Path) -> None:
+    written = set()
+    for name in ("FedBuff", "FADAS"):  # one ends rounds, the other one's answers step
+        everything(tmp_path / name, damaged.RULES[name], 3)
+        records = log_page.read(tmp_path / name)
+        written |= {(record["kind"], field) for record in records for field, value in record.items() if value}
+    assert not [
+        (kind, name) for kind, names in log_page.FIELDS.items() for name in names if (kind, name) not in written
+    ]
 
 
 def test_another_format_is_refused_by_its_number(tmp_path: Path) -> None:
@@ -111,7 +123,7 @@ def test_another_format_is_refused_by_its_number(tmp_path: Path) -> None:
         buffered().load_state_dict({**state, "format": 2})
 
 
-def at(place: int, value: int) -> Callable[[bytearray], None]:
+def byte(place: int, value: int) -> Callable[[bytearray], None]:
     """Sets a byte of a record's body."""
 
     def change(body: bytearray) -> None:
@@ -121,12 +133,28 @@ def at(place: int, value: int) -> Callable[[bytearray], None]:
     return change
 
 
+def field(name: str) -> Callable[[bytearray], None]:
+    """Changes a fixed field of an answer's record: the sign of a number, or what a byte says."""
+    size = struct.calcsize(log_page.FORMS[4].format[: [*log_page.FIELDS[4]].index(name) + 2])
+
+    def change(body: bytearray) -> None:
+        body[CLIENT + size - 1] ^= 1 if log_page.FIELDS[4][name] == "u8" else 0x80
+
+    return change
+
+
+UNCHECKED = "known", "incarnation"  # an outcome may be unknown; a record of its own tells an incarnation
+CLIENT = 17  # bytes of a client that has a number
+PARTS = CLIENT + log_page.FORMS[4].size  # where their number is
+
+
 @pytest.mark.parametrize(
     ("lie", "change"),
     [
-        ("another version", at(9, 7)), ("a negative share", at(24, 0xBF)), ("no step", at(34, 0)),
-        ("another norm", at(59, 0x41)), ("no part", at(67, 0)), ("a part of another role", at(71, 7)),
-        ("an unknown role", at(71, 8)), ("another type", at(72, 3)), ("a part that is shorter", at(73, 0)),
+        ("another version", byte(9, 7)), ("no part", byte(PARTS, 0)), ("a part of another role", byte(PARTS + 4, 7)),
+        ("an unknown role", byte(PARTS + 4, 8)), ("another type", byte(PARTS + 5, 3)),
+        ("a part that is shorter", byte(PARTS + 6, 0)),
+        *((f"another {name}", field(name)) for name in log_page.FIELDS[4] if name not in UNCHECKED),
     ],
 )  # fmt: skip
 def test_a_record_that_lies_stops_the_opening(lie: str, change: Callable[[bytearray], None], tmp_path: Path) -> None:

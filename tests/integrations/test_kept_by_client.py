@@ -96,10 +96,10 @@ def test_flare_s_messages_change_no_bit(rule: ModuleType) -> None:
 
     from fastagg.integrations.goals import Settings
     from fastagg.integrations.nvflare import Traffic
-    from fastagg.integrations.run import FLARE, Rule, Run
+    from fastagg.integrations.run import FLARE, Rule, AdapterRun
 
     alone, server = in_rounds(rule, by_hand), made(rule)
-    traffic = Traffic(Run(Rule(FLARE, server, rounds=server.direction.synchronous), Settings()))
+    traffic = Traffic(AdapterRun(Rule(FLARE, server, rounds=server.direction.synchronous), Settings()))
     traffic.start({name: array.numpy() for name, array in server.parameters().items()})
     for number in range(ROUNDS):
         sites = [str((number + place) % CLIENTS) for place in range(PER_ROUND)]

@@ -47,7 +47,7 @@ import fastagg
 from fastagg._build import native
 from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
-from fastagg.integrations.run import FLARE, Rule, Run
+from fastagg.integrations.run import FLARE, Rule, AdapterRun
 from fastagg.sim.data import digits
 
 HERE = Path(__file__).parent
@@ -463,7 +463,7 @@ def test_a_controller_that_evaluates_and_ends_the_run() -> None:
 
 def test_rules_that_know_their_clients() -> None:
     rule = Rule(FLARE, "ACE", {"lr": 0.5, "num_clients": 2, "warmup": "partial"}, rounds=False)
-    traffic = Traffic(Run(rule, Settings()), clients=["a", "b"])
+    traffic = Traffic(AdapterRun(rule, Settings()), clients=["a", "b"])
     traffic.start({"w": np.zeros(3, np.float32)})
     task = traffic.send("b")
     gradient = FLModel(ParamsType.DIFF, {"w": np.ones(3, np.float32)}, current_round=task.current_round)

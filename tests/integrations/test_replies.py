@@ -118,7 +118,7 @@ class Plain:
             self.updates += 1
         except fastagg.FastaggError as error:
             name = type(error).__name__
-            self.refused["TaskOver" if name.startswith("Unknown") and not row.refused else name] += 1
+            self.refused["LateReply" if name.startswith("Unknown") and not row.refused else name] += 1
 
     def end_round(self) -> None:
         if self.rounds:
@@ -271,10 +271,10 @@ class Flare(Adapter):
 
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         from fastagg.integrations.nvflare import Traffic
-        from fastagg.integrations.run import FLARE, Rule, Run
+        from fastagg.integrations.run import FLARE, Rule, AdapterRun
 
         rule = Rule(FLARE, named(make), settings, rounds=False)
-        self.traffic = Traffic(Run(rule, Settings(retry_after=0.0, **PATIENT)))
+        self.traffic = Traffic(AdapterRun(rule, Settings(retry_after=0.0, **PATIENT)))
         self.traffic.start({n: a.numpy() for n, a in START.items()} if self.numpy else dict(START))
         self.session, self.number = self.traffic.session, dict[int, Any]()
 
@@ -441,15 +441,15 @@ def test_a_reply_that_comes_twice_counts_once(kind: type[Adapter]) -> None:
 def test_an_answer_to_a_task_whose_lease_is_over_is_an_event(kind: type[Adapter]) -> None:
     pair = begun(kind, "lease", lease=60.0)
     pair[1].session.failures.failed = pytest.fail  # nobody's
-    assert played(pair, GOOD, GOOD, event=lambda server: inside.pass_time(server, 61.0)) == {"TaskOver": 4}
-    assert pair[1].refused == {"TaskOver": 4} and pair[1].session.tally.failed == 0
+    assert played(pair, GOOD, GOOD, event=lambda server: inside.pass_time(server, 61.0)) == {"LateReply": 4}
+    assert pair[1].refused == {"LateReply": 4} and pair[1].session.tally.failed == 0
 
 
 @pytest.mark.parametrize("kind", [one for one in ADAPTERS if not one.rounds])
 def test_an_answer_to_a_task_that_is_too_old_is_an_event(kind: type[Adapter]) -> None:
     pair = begun(kind, "max_delay", max_delay=0)
     pair[1].session.failures.failed = pytest.fail
-    assert played(pair, GOOD, GOOD, GOOD) == pair[1].refused == {"TaskOver": 6}
+    assert played(pair, GOOD, GOOD, GOOD) == pair[1].refused == {"LateReply": 6}
 
 
 @pytest.mark.parametrize("kind", [one for one in ADAPTERS if not one.rounds])

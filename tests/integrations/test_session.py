@@ -21,7 +21,7 @@ from fastagg.integrations import resolved
 from fastagg.integrations.evaluation import Evaluation, Window
 from fastagg.integrations.goals import Best, Failures, Settings, Stop, Watch
 from fastagg.integrations.models import drop_round
-from fastagg.integrations.replies import ClientFailure, TaskOver, answer
+from fastagg.integrations.replies import ClientFailure, LateReply, answer
 from fastagg.integrations.session import Book, Session
 
 MODEL = {"w": torch.linspace(-1, 1, 12).view(3, 4), "bn.running_mean": torch.zeros(3)}
@@ -67,12 +67,12 @@ def test_every_kind_of_reply_answers_its_own_task_and_no_other(kind: str) -> Non
     server.load_state_dict(kept)
     server.dispatch(1)
     [outcome] = taken(server, (lost, *reply))
-    assert isinstance(outcome, TaskOver)
+    assert isinstance(outcome, LateReply)
     session, task = Session(server), server.dispatch(1)
     server.forget(1)
     for _ in range(9):  # an event, no failure
         answered(session, [(1, task, *reply)])
-    assert session.tally.refused == {"TaskOver": 9} and not session.failures.is_out(1)
+    assert session.tally.refused == {"LateReply": 9} and not session.failures.is_out(1)
 
 
 def test_outcomes_stand_in_the_order_of_the_answers() -> None:
@@ -112,10 +112,10 @@ def test_the_book_knows_who_has_what_until_when_and_who_is_waited_for() -> None:
     clock.now = 10.0
     [late] = book.end(book.late())
     assert late.who == "b" and book.pop("m1") is None
-    assert isinstance(taken(server, (late.task, MODEL))[0], TaskOver)
+    assert isinstance(taken(server, (late.task, MODEL))[0], LateReply)
     inside.pass_time(server, 61.0)  # the server ends what is left
     first = book.pop("m0")
-    assert first is not None and isinstance(taken(server, (first.task, MODEL))[0], TaskOver)
+    assert first is not None and isinstance(taken(server, (first.task, MODEL))[0], LateReply)
     assert book.waits
     clock.now = 21.0
     assert book.busy == {"c"} and not book.waits  # its time is over

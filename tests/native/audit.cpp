@@ -58,7 +58,7 @@ void execute(Engine& engine, const log::Operation& operation) {
     CHECK(part.role == log::kParameters && part.dtype == kFloat32);
     answer.client = operation.client, answer.version = operation.version, answer.task = operation.task;
     answer.incarnation = operation.incarnation;
-    answer.decided = &operation.decided;
+    answer.decided = &operation;
     answer.update.add(part.data, static_cast<int64_t>(part.count), kFloat32);
   }
   engine.execute(operation, &answer);

@@ -1,6 +1,8 @@
-"""A decoder of a folder's log, written from docs/log-format.md alone. It uses nothing of the package."""
+"""A decoder of a folder's log, written from docs/log-format.md alone. It reads the page's table of records, and uses
+nothing of the package."""
 
 import json
+import re
 import struct
 from hashlib import sha256
 from pathlib import Path
@@ -10,11 +12,15 @@ from support.crc import crc32c
 
 BLOCK = 4096
 SIZES = (4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8)
-OUTCOME = "known", "applied", "after", "step_size", "weight", "norm"
-PLAIN = {1: ("<qQ", ("version", "incarnation")), 5: ("<BBqd", OUTCOME[:4]), 7: ("<d", ("lr",)), 8: ("<q", ("version",))}
+PAGE = Path(__file__).parents[2] / "docs" / "log-format.md"
+TABLE = re.findall(r"^\| (\d \w+(?:, \d \w+)*) \| ([^;|]*)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+CODES = {"u8": "B", "u32": "I", "i64": "q", "u64": "Q", "f64": "d"}  # of the module struct
+KINDS = {int(kind): name for kinds, _ in TABLE for kind, name in re.findall(r"(\d) (\w+)", kinds)}
+FIELDS = {kind: dict(re.findall(r"([a-z][a-z ]*) ([iuf]\d+)", body))  # of each kind, names -> types
+          for kinds, body in TABLE for kind in map(int, re.findall(r"\d", kinds))}  # fmt: skip
+FORMS = {kind: struct.Struct("<" + "".join(map(CODES.get, fields.values()))) for kind, fields in FIELDS.items()}
 HEAD = "format", "number", "use", "first", "folder", "size", "digest", "next"
 SAME = "format", "number", "first", "folder", "digest"
-ANSWER = "share", "incarnation", *OUTCOME, "n"
 
 
 def head_at(data: bytes, at: int) -> dict[str, Any] | None:
@@ -43,25 +49,25 @@ def client_in(body: bytes) -> tuple[int | str, int, int]:
 
 
 def fields(kind: int, body: bytes) -> dict[str, Any]:
-    if kind in PLAIN:
-        return dict(zip(PLAIN[kind][1], struct.unpack(PLAIN[kind][0], body), strict=True))
-    client, version, at = client_in(body)
-    found: dict[str, Any] = {"client": client, "version": version}
+    client, version, at = client_in(body) if kind in (2, 3, 4, 6) else (None, None, 0)
+    record = {"client": client, "version": version}
+    record |= zip(FIELDS[kind], FORMS[kind].unpack_from(body, at), strict=True)
+    at += FORMS[kind].size
     if kind != 4:
-        return {**found, "task": struct.unpack_from("<q", body, at)[0]} if kind in (2, 3) else found
-    found |= zip(ANSWER, struct.unpack_from("<dQBBqdddI", body, at), strict=True)
-    count = found.pop("n")
-    parts = [struct.unpack_from("<BBQ", body, at + 54 + 10 * k) for k in range(count & 0x7FFFFFFF)]
-    at += 54 + 10 * len(parts)
+        assert at == len(body)
+        return record
+    (count,) = struct.unpack_from("<I", body, at)
+    parts = [struct.unpack_from("<BBQ", body, at + 4 + 10 * k) for k in range(count & 0x7FFFFFFF)]
+    at += 4 + 10 * len(parts)
     if count >> 31:
-        found["upload"], at = struct.unpack_from("<QQIB", body, at), at + 21
-    found["parts"] = []
+        record["upload"], at = struct.unpack_from("<QQIB", body, at), at + 21
+    record["parts"] = []
     for role, dtype, count in parts:
         at = (at + 7) // 8 * 8
         size = count if role in (5, 7) else count * SIZES[dtype]
-        found["parts"] += [(role, dtype, count, body[at : at + size])] if role != 5 else []
+        record["parts"] += [(role, dtype, count, body[at : at + size])] if role != 5 else []
         at += size
-    return found
+    return record
 
 
 def manifest_in(checkpoint: Path) -> dict[str, Any]:
@@ -74,11 +80,9 @@ def manifest_in(checkpoint: Path) -> dict[str, Any]:
     tensors = json.loads(data[8:begin])
     assert tensors.keys() == manifest["checksums"].keys()
     for name, tensor in tensors.items():
-        held, size = (
-            data[begin + tensor["data_offsets"][0] : begin + tensor["data_offsets"][1]],
-            manifest["parts"][name],
-        )
-        assert manifest["checksums"][name] == [crc32c(held[at : at + size]) for at in range(0, len(held), size)]
+        first, end = tensor["data_offsets"]
+        numbers, size = data[begin + first : begin + end], manifest["parts"][name]
+        assert manifest["checksums"][name] == [crc32c(numbers[at : at + size]) for at in range(0, len(numbers), size)]
     return manifest
 
 

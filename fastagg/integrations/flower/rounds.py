@@ -22,7 +22,7 @@ from fastagg.integrations.flower import tasks
 from fastagg.integrations.flower.records import formed
 from fastagg.integrations.flower.settings import Maker, callable_or_none, run_of, say_what_differs
 from fastagg.integrations.goals import Settings
-from fastagg.integrations.replies import ClientFailure, TaskOver, attempt, stripped
+from fastagg.integrations.replies import ClientFailure, LateReply, attempt, stripped
 from fastagg.integrations.session import Book, OpenTask, Session
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -121,7 +121,7 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         for who, receipt in self._taken:
             session.taken(who, receipt)
         session.failures.check(())
-        own = ClientFailure, TaskOver, NonFiniteUpdate, UpdateTooLarge  # which are their client's fault alone
+        own = ClientFailure, LateReply, NonFiniteUpdate, UpdateTooLarge  # which are their client's fault alone
         wrong = [error for _, error in self.bad if not isinstance(error, own)]
         if wrong and not self.good:
             raise RunFailed(f"no reply of this round could be used; {type(wrong[0]).__name__}: {wrong[0]}")

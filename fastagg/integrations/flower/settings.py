@@ -23,7 +23,7 @@ from fastagg.errors import ConfigError
 from fastagg.integrations import check_names
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.goals import Settings
-from fastagg.integrations.run import FLOWER, LIMITS, App, Rule, Run, check_limits
+from fastagg.integrations.run import FLOWER, LIMITS, App, Rule, AdapterRun, check_limits
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
 
@@ -64,9 +64,9 @@ def app() -> App:
 
 def run_of(
     server: Maker | Server, run: Settings, file: str | os.PathLike[str] | None, every: int = 1, *, rounds: bool
-) -> Run:
+) -> AdapterRun:
     """The run of a strategy, with its files in the app's folder."""
-    placed = Run(Rule(FLOWER, server, rounds=rounds), run, file, every, log=log.info, warn=log.warning)
+    placed = AdapterRun(Rule(FLOWER, server, rounds=rounds), run, file, every, log=log.info, warn=log.warning)
     placed.place(app())
     return placed
 

@@ -27,8 +27,8 @@ from fastagg.errors import FastaggError, RunFailed
 from fastagg.integrations.goals import Settings
 from fastagg.integrations.models import holds, put
 from fastagg.integrations.nvflare.traffic import Traffic
-from fastagg.integrations.replies import TaskOver
-from fastagg.integrations.run import FLARE, Rule, Run, check_limits
+from fastagg.integrations.replies import LateReply
+from fastagg.integrations.run import FLARE, Rule, AdapterRun, check_limits
 from fastagg.server.server import Outcome
 from fastagg.storage.pieces import as_tensor
 
@@ -72,7 +72,7 @@ class Aggregator(ModelAggregator):
         self.algorithm, self.settings, self.checkpoint, self.weight_key = algorithm, settings, checkpoint, weight_key
         rule = Rule(FLARE, algorithm, settings, rounds=True)
         say: dict[str, Any] = {"log": lambda line: self.info(line), "warn": lambda line: self.warning(line)}
-        run = Run(rule, Settings(retry_after=0.0), checkpoint, **say)
+        run = AdapterRun(rule, Settings(retry_after=0.0), checkpoint, **say)
         self._traffic = Traffic(run, None, weight_key, lean=at_once == 1)
         self._metrics = WeightedAggregationHelper()
         self._measured = True  # whether each reply so far has metrics
@@ -149,7 +149,7 @@ class Aggregator(ModelAggregator):
             outcome: Outcome | None = self._traffic.hold(client, model)
             if outcome is None and len(self._traffic.held) >= enough:
                 outcome = self._add().get(client)
-            if isinstance(outcome, FastaggError) and not isinstance(outcome, TaskOver):
+            if isinstance(outcome, FastaggError) and not isinstance(outcome, LateReply):
                 raise outcome
 
     def _add(self) -> dict[str, Outcome]:

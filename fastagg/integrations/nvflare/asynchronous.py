@@ -22,7 +22,7 @@ from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare.traffic import Traffic
 from fastagg.integrations.replies import ClientFailure
-from fastagg.integrations.run import FLARE, Rule, Run, check_limits
+from fastagg.integrations.run import FLARE, Rule, AdapterRun, check_limits
 from fastagg.server.dispatch import Dispatch, Receipt
 
 
@@ -91,7 +91,7 @@ class AsyncController(ModelController):
         known = {field.name for field in fields(Settings)} & arguments.keys()
         chosen = Settings(on_version=getattr(self, "on_version", None), **{name: arguments[name] for name in known})
         rule = Rule(FLARE, algorithm, settings, rounds=False)
-        run = Run(rule, chosen, checkpoint, save_every, log=self.info, warn=self.warning)
+        run = AdapterRun(rule, chosen, checkpoint, save_every, log=self.info, warn=self.warning)
         self._traffic = Traffic(run, clients, weight_key, getattr(self, "evaluate", None), versions)
         self._ended = False
         self._broken: FastaggError | None = None

@@ -23,7 +23,7 @@ from fastagg._types import Arrays, Plain
 from fastagg.errors import DTypeMismatch, FastaggError, RunFailed, ShapeMismatch, UnknownVersion
 from fastagg.integrations import number_of, replies
 from fastagg.integrations.evaluation import Metrics, Window
-from fastagg.integrations.run import App, Run
+from fastagg.integrations.run import App, AdapterRun
 from fastagg.integrations.session import Book, OpenTask, Session
 from fastagg.model import Layout
 from fastagg.server.answers import Answer
@@ -66,7 +66,7 @@ class Traffic:
     """
 
     def __init__(
-        self, run: Run, clients: Sequence[str] | None = None, weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
+        self, run: AdapterRun, clients: Sequence[str] | None = None, weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
         evaluate: Callable[[int, Arrays], Metrics] | None = None, versions: int | None = None, lean: bool = False,
     ) -> None:  # fmt: skip
         self.run, self.clients, self.weight_key, self.versions, self.lean = run, clients, weight_key, versions, lean

@@ -27,16 +27,16 @@ void put(Bytes& to, Each... each) {
 
 // The body of a good record (csrc/log/operation.cpp).
 Bytes good(uint8_t kind, const std::vector<float>& values) {
+  log::Operation operation;
+  operation.version = 0, operation.task = 1, operation.rate = 0.5;
+  operation.incarnation = kind == log::kIncarnation ? 3 : 0;
+  operation.applied = 1, operation.version_after = 1, operation.step_size = kRate;
+  operation.weight = operation.norm = 1.0;
   Bytes body;
-  if (kind == log::kIncarnation) put(body, int64_t{0}, int64_t{3});
-  if (kind == log::kRate) put(body, 0.5);
-  if (kind == log::kCloseRound) put(body, uint8_t{1}, uint8_t{1}, int64_t{1}, kRate);
-  if (kind == log::kExpire) put(body, int64_t{1});
-  if (!body.empty()) return body;
-  put(body, uint8_t{0}, int64_t{1}, int64_t{0});
-  if (kind == log::kDispatch || kind == log::kHandOn) put(body, int64_t{1});
+  if (log::has_client(kind)) put(body, uint8_t{0}, int64_t{1}, int64_t{0});
+  log::each_field(kind, [&](auto field) { put(body, operation.*field.value); });
   if (kind != log::kAnswer) return body;
-  put(body, 1.0, uint64_t{0}, uint8_t{1}, uint8_t{1}, int64_t{1}, kRate, 1.0, 1.0, uint32_t{1});
+  put(body, uint32_t{1});
   put(body, static_cast<uint8_t>(log::kParameters), uint8_t{0}, static_cast<uint64_t>(values.size()));
   body.resize(body.size() + log::gap_of(body.size()));
   for (const float value : values) put(body, value);
@@ -62,7 +62,7 @@ void execute(uint8_t kind, const Bytes& body) {
       if (part == parts.end() || part->count != 8 || part->dtype != kFloat32) return;
       answer.client = operation.client, answer.version = operation.version;
       answer.incarnation = operation.incarnation;
-      answer.decided = &operation.decided;
+      answer.decided = &operation;
       answer.update.add(part->data, 8, kFloat32);
     }
     const auto before = engine.ledger.state();
