@@ -123,9 +123,9 @@ class _Audit(Replay):
             if record.sequence in self.listing.checkpoints:
                 self._check_there(record.sequence)
         self._at(self.reader.end[:2])
-        beyond = [record for record in self.wanted if record > self.last]
-        if beyond:
-            raise _Differs(f"the log ends with record {self.last}, and there is a receipt of record {max(beyond)}")
+        missing = [record for record in self.wanted if record > self.last]
+        if missing:
+            raise _Differs(f"the log ends with record {self.last}, and there is a receipt of record {max(missing)}")
 
     def _check_there(self, sequence: int) -> None:
         try:
@@ -145,8 +145,8 @@ class _Audit(Replay):
             raise _Differs(f"{name}: the records before it were others: one of them was changed, or the checkpoint was")
         if checkpoint is self.begin:
             return
-        here, there = (_parts(state, _COMPARED) for state in (self.server.state_dict(copy=False), checkpoint.state))
-        differ = [key for key in {**here, **there} if not _equal(here.get(key), there.get(key))]
+        own, recorded = (_parts(state, _COMPARED) for state in (self.server.state_dict(copy=False), checkpoint.state))
+        differ = [key for key in {**own, **recorded} if not _equal(own.get(key), recorded.get(key))]
         if differ:
             raise _Differs(f"{name}: it is not what the log leads to: {', '.join(differ[:5])}")
 

@@ -68,11 +68,13 @@ def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
     """:func:`examine` for a folder on ``disk``."""
     listing, names = contents(disk), disk.names()
     if not (listing.checkpoints or listing.segments or LOCK in names):
-        ran = {"config.toml", "comparison.csv"}.intersection(names)
-        what = (
-            "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt" if ran else "another folder"
+        run_files = {"config.toml", "comparison.csv"}.intersection(names)
+        kind = (
+            "of a simulation (fastagg run or compare); a run's server is its checkpoint.pt"
+            if run_files
+            else "another folder"
         )
-        raise CheckpointError(f"{disk.path}: no folder of fastagg.open(path, make): it is {what}")
+        raise CheckpointError(f"{disk.path}: no folder of fastagg.open(path, make): it is {kind}")
     problems: list[str] = []
     checkpoints, oldest, newest = _checkpoints(disk, listing, problems)
     report: dict[str, Any] = {
@@ -115,7 +117,7 @@ def _log(
     disk: Disk, listing: Contents, oldest: Checkpoint, newest: Checkpoint, replay: bool, problems: list[str]
 ) -> dict[str, Any]:
     """What the log holds, and what an opening makes of it: that reads what is behind the newest checkpoint."""
-    walk, would, reader = Replay(None, disk, listing), "go on", None
+    walk, verdict, reader = Replay(None, disk, listing), "go on", None
     try:
         if replay:
             walk.server = server_of(disk, newest, "replay")
@@ -123,7 +125,7 @@ def _log(
         walk.all(reader)
     except (FastaggError, OSError) as error:
         problems.append(str(error))
-        would = "be refused"
+        verdict = "be refused"
     whole = reader
     if reader is not None and oldest is not newest:
         whole = _before(disk, listing, oldest, newest, problems) or reader
@@ -137,7 +139,7 @@ def _log(
         "recovery": {
             "checkpoint": newest.sequence, "replays": walk.counts,
             "bytes": 0 if reader is None else reader.passed,
-            "last": newest.sequence if reader is None else reader.last, "would": would, "replayed": replay,
+            "last": newest.sequence if reader is None else reader.last, "would": verdict, "replayed": replay,
             "torn": _torn(disk, listing, reader),
         },
     }  # fmt: skip

@@ -132,8 +132,8 @@ class Keeper:
         for _ in range(2):
             if self.journal.failure:
                 self._help_log()
-            until = time.monotonic() + _PATIENCE
-            while self.journal.failure and not self.journal.ended and time.monotonic() < until:
+            deadline = time.monotonic() + _PATIENCE
+            while self.journal.failure and not self.journal.ended and time.monotonic() < deadline:
                 time.sleep(0.01)
         self.journal.wait(sequence)
 
@@ -223,10 +223,10 @@ class Keeper:
             while self._safely(self._refuse_requests):
                 pass
 
-    def _safely(self, act: Callable[[], bool]) -> bool:
+    def _safely(self, work: Callable[[], bool]) -> bool:
         """Return what ``act`` returns. Without memory it is done again: whoever waits still stands in the line."""
         try:
-            return act()
+            return work()
         except MemoryError:
             time.sleep(_AGAIN)
             self.journal.nudge()
@@ -246,7 +246,7 @@ class Keeper:
         return self.journal.written >= self._due or (full and time.monotonic() >= self._again)
 
     def _serve(self, requests: list[_Request]) -> None:
-        written, failed, begun = None, None, time.monotonic()
+        written, failed, start = None, None, time.monotonic()
         self._full = False
         try:
             written = self.write()
@@ -258,7 +258,7 @@ class Keeper:
             self._due = self.every + self.journal.written  # tried again after as many bytes
             if not requests and not self._closing:
                 _log.warning("checkpoint failed: %s", failed)
-        self._again = 2 * time.monotonic() - begun + 1.0  # a disk that stays full is not asked all the time
+        self._again = 2 * time.monotonic() - start + 1.0  # a disk that stays full is not asked all the time
         for request in requests:
             request.written, request.error = written, failed
             request.done.set()
@@ -285,12 +285,12 @@ class Keeper:
             if is_written:
                 self._due = written + self.every
             else:
-                cut = Snapshot(self.parts, self.running, alone=self.journal is None)
+                snapshot = Snapshot(self.parts, self.running, alone=self.journal is None)
                 if self.journal is not None:
                     self.journal.mark()
-                stay = [*self.kept, sequence]
-                del stay[self._to_go(stay)]
-                uploads = {"uploads": self.uploads.recorded(stay[0]), "next_upload": self.uploads.next()}
+                numbers = [*self.kept, sequence]
+                del numbers[self._to_go(numbers)]
+                uploads = {"uploads": self.uploads.recorded(numbers[0]), "next_upload": self.uploads.next()}
         if is_written:
             if self._wrong or self.uploads.is_full:
                 self.clear()  # a full volume refused this after the checkpoint
@@ -304,24 +304,24 @@ class Keeper:
                 self.wait(sequence)  # its digest is known then
                 end, digest = self.journal.durable, self.journal.digest(sequence)
             log = {"digest": digest.hex(), "end": end}
-            return {"log": log, "model": model_digest(cut.state["flat"])}
+            return {"log": log, "model": model_digest(snapshot.state["flat"])}
 
         try:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):
                 self.disk.sync_folder()  # the older checkpoint that this is written over does not come back
                 reserve = next(iter(contents(self.disk).reserves), reserve_name(next(self._numbers)))
-                nbytes = cut.write(self.disk, reserve, more, self.slack // 4, described, self.go_on)
+                nbytes = snapshot.write(self.disk, reserve, more, self.slack // 4, described, self.go_on)
                 self.disk.remove(name)  # of an attempt that failed after this
                 self._rename(reserve, name)
                 self.disk.sync_folder()
             self._due = written + self.every
             self.kept.append(sequence)
         finally:
-            cut.close()
+            snapshot.close()
             self.clear()
         _log.info(
             "checkpoint of version %d: %d bytes in %.2f s, calls held up %.4f s",
-            cut.state["version"], nbytes, watch.total, watch.seconds["held"],
+            snapshot.state["version"], nbytes, watch.total, watch.seconds["held"],
         )  # fmt: skip
         return int(sequence)
 
@@ -368,15 +368,15 @@ class Keeper:
     def _keep_room(self, listing: Contents, freed: list[str]) -> None:
         """Keep room for as many checkpoints as may come before one goes, and for what the log writes before each: after
         ``keep`` further ones nobody needs that, and it is room again."""
-        most = self.keep + self.history + 1 - len(self.kept)
+        limit = self.keep + self.history + 1 - len(self.kept)
         sizes = trees.used(self.disk, checkpoint_name(self.kept[-1]))
-        reserves = listing.reserves + [reserve_name(next(self._numbers)) for _ in range(most - len(listing.reserves))]
+        reserves = listing.reserves + [reserve_name(next(self._numbers)) for _ in range(limit - len(listing.reserves))]
         self._lent.difference_update(freed)  # what was not used
         rooms = [name for name in listing.rooms if name not in self._lent]
         freed[:] = [name for name in freed if name not in rooms]
-        for name in reserves[most:] + rooms[self.keep + 1 :]:
+        for name in reserves[limit:] + rooms[self.keep + 1 :]:
             self.disk.remove(name)
-        for name in reserves[:most]:
+        for name in reserves[:limit]:
             while True:
                 try:
                     trees.reserve(self.disk, name, sizes, self.slack // 4)

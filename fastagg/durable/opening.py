@@ -152,10 +152,10 @@ def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _
     listing = contents(disk)
     if not listing.checkpoints:
         return _fresh(disk, listing, make, limits)
-    past = recover(disk, listing, make)
-    server = past.server
+    recovery = recover(disk, listing, make)
+    server = recovery.server
     server._running.follow_rate()
-    start = _start(disk, listing, past)
+    start = _start(disk, listing, recovery)
     _make_durable(disk, start.pop("needed"), start.pop("unsure"))
     unused = _unused(listing, start)
     for name in unused:
@@ -163,20 +163,20 @@ def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _
     start["free"] = [*listing.free, *map(free_name, unused)]
     # So may the name of the segment in which the log goes on. A segment that no mark names must not come back.
     disk.sync_folder()
-    _tidy(disk, listing, past)
-    before = max((*listing.uploads, *past.uploads, past.checkpoint.next_upload))
-    uploads = Uploads(past.uploads, 1 + before)
-    kept = [sequence for sequence in listing.checkpoints if sequence not in past.damaged]
+    _tidy(disk, listing, recovery)
+    last_upload = max((*listing.uploads, *recovery.uploads, recovery.checkpoint.next_upload))
+    uploads = Uploads(recovery.uploads, 1 + last_upload)
+    kept = [sequence for sequence in listing.checkpoints if sequence not in recovery.damaged]
     keeper = Keeper(
-        disk, server._parts, server._running, uploads, made=past.checkpoint.made,
-        folder_id=past.checkpoint.folder_id, kept=kept, **limits,
+        disk, server._parts, server._running, uploads, made=recovery.checkpoint.made,
+        folder_id=recovery.checkpoint.folder_id, kept=kept, **limits,
     )  # fmt: skip
     engine.limit(server._engine, server._parts.settings)
     _log.info(
-        "%s: recovered version %d: checkpoint %d, then %s", disk.path, server.version, past.checkpoint.sequence,
-        ", ".join(f"{count} {name}" for name, count in past.replayed.items()) or "nothing",
+        "%s: recovered version %d: checkpoint %d, then %s", disk.path, server.version, recovery.checkpoint.sequence,
+        ", ".join(f"{count} {name}" for name, count in recovery.replayed.items()) or "nothing",
     )  # fmt: skip
-    return _Opening(server, keeper, start, past.reader.passed + past.streamed, False)
+    return _Opening(server, keeper, start, recovery.reader.passed + recovery.streamed, False)
 
 
 def _fresh(disk: Disk, listing: Contents, make: Callable[[], Server], limits: dict[str, int]) -> _Opening:
@@ -206,25 +206,25 @@ def _made(make: Callable[[], Server]) -> Server:
     return server
 
 
-def _start(disk: Disk, listing: Contents, past: Recovery) -> Plain:
+def _start(disk: Disk, listing: Contents, recovery: Recovery) -> Plain:
     """Return where the log goes on, and which of its files are needed."""
-    oldest = next(sequence for sequence in listing.checkpoints if sequence not in past.damaged)
-    reader = past.reader
+    oldest = next(sequence for sequence in listing.checkpoints if sequence not in recovery.damaged)
+    reader = recovery.reader
     last, place, tail = reader.end
-    whole = reader.segments[: last + 1]  # (number, first record)
-    after = [first for _, first in whole[1:]] + [2**63]  # the first record of the next segment
-    busy = [(listing.segments[number], first) for (number, first), end in zip(whole, after, strict=False)
+    segments = reader.segments[: last + 1]  # (number, first record)
+    next_firsts = [first for _, first in segments[1:]] + [2**63]  # the first record of the next segment
+    busy = [(listing.segments[number], first) for (number, first), end in zip(segments, next_firsts, strict=False)
             if end > oldest + 1]  # fmt: skip
     names = {name for name, _ in busy}
     # what the last process wrote last, by the names of the files: where it begins and ends
-    unsure = {listing.segments[whole[-1][0]]: (tail, place)} if whole else {}
+    tails = {listing.segments[segments[-1][0]]: (tail, place)} if segments else {}
     if reader.mark is not None:
         segment, at = reader.mark
-        unsure[listing.segments[reader.segments[segment][0]]] = at, at + BLOCK
+        tails[listing.segments[reader.segments[segment][0]]] = at, at + BLOCK
     return {
-        "folder_id": past.checkpoint.folder_id, "sequence": reader.last, "digest": reader.digest,
-        "number": 1 + max(listing.segments, default=0), "busy": busy, "place": place if whole else 0,
-        "number_here": whole[-1][0] if whole else 0, "needed": names, "unsure": unsure,
+        "folder_id": recovery.checkpoint.folder_id, "sequence": reader.last, "digest": reader.digest,
+        "number": 1 + max(listing.segments, default=0), "busy": busy, "place": place if segments else 0,
+        "number_here": segments[-1][0] if segments else 0, "needed": names, "unsure": tails,
     }  # fmt: skip
 
 
@@ -235,23 +235,23 @@ def _unused(listing: Contents, start: Plain) -> list[str]:
     return [name for number, name in listing.segments.items() if not numbers or not numbers[0] <= number <= last]
 
 
-def _make_durable(disk: Disk, names: set[str], unsure: dict[str, tuple[int, int]]) -> None:
+def _make_durable(disk: Disk, names: set[str], tails: dict[str, tuple[int, int]]) -> None:
     """Sync what a killed process has written, which may be in memory only. If a sync of its last group of records, or
     of a mark, had failed, the system takes it for written: so it is written again, with the same bytes at the same
     place."""
     for name in names:
-        at, end = unsure.get(name, (0, 0))
+        at, end = tails.get(name, (0, 0))
         with disk.opened(name) as file:
             while at < end:
                 at = disk.write(file, [disk.read(file, min(end - at, _CHUNK), at)], at)
             disk.sync(file)
 
 
-def _tidy(disk: Disk, listing: Contents, past: Recovery) -> None:
+def _tidy(disk: Disk, listing: Contents, recovery: Recovery) -> None:
     """Remove what was left unfinished or is damaged. Of the rest, :meth:`Keeper.clear` says what may go."""
     for name in listing.leftovers:
         disk.remove(name)
-    for sequence in past.damaged:
+    for sequence in recovery.damaged:
         name = checkpoint_name(sequence)
         disk.rename(name, name + ".damaged")
         _log.warning("%s: damaged; the one before it was taken, and the log", disk.path / name)

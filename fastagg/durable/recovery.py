@@ -109,20 +109,20 @@ def made_of(server: Server) -> Plain:
     return {**settings, "size": server.layout.size}
 
 
-def check_made(disk: Disk, was: Plain, now: Plain) -> None:
+def check_made(disk: Disk, old: Plain, new: Plain) -> None:
     """Check that a folder's settings are still the same."""
-    for key in {**was, **now}:
-        if was.get(key) != now.get(key):
+    for key in {**old, **new}:
+        if old.get(key) != new.get(key):
             raise ConfigError(
-                f"{disk.path}: it was made with {key}={was.get(key)!r:.150}, but make() gives {now.get(key)!r:.150}; "
+                f"{disk.path}: it was made with {key}={old.get(key)!r:.150}, but make() gives {new.get(key)!r:.150}; "
                 "open it with its original settings (server.lr may be set afterwards), or use another folder"
             )
 
 
-def no_server(given: object) -> ConfigError:
-    """Return the error for a ``make`` that is no function that makes a server; ``given``: it, or what it returned."""
+def no_server(value: object) -> ConfigError:
+    """Return the error for a ``make`` that is no function that makes a server; ``value``: it, or what it returned."""
     do = "write fastagg.open(path, lambda: fastagg.FedBuff(model))"
-    return ConfigError(_checks.wrong("make", "a function that returns a fastagg.Server", given, do))
+    return ConfigError(_checks.wrong("make", "a function that returns a fastagg.Server", value, do))
 
 
 class Replay:

@@ -200,15 +200,15 @@ def _tensors(disk: Disk, file: int, manifest: Plain) -> Iterator[tuple[str, Tens
     if size > length - 8:
         raise CheckpointError("it ends too early")
     header = json.loads(disk.read(file, size, 8))
-    base, before = 8 + size, 0
+    base, last_end = 8 + size, 0
     if set(header) != set(manifest["checksums"]):
         raise CheckpointError("its tensors are not those of its manifest")
     for name, place in header.items():
         begin, end = place["data_offsets"]
         dtype, shape, part = _BY_NAME[place["dtype"]], place["shape"], manifest["parts"][name]
-        if begin != before or end - begin != dtype.itemsize * math.prod(shape) or end > length - base or part < 1:
+        if begin != last_end or end - begin != dtype.itemsize * math.prod(shape) or end > length - base or part < 1:
             raise CheckpointError(f"{name} claims more than its bytes")
-        before = end
+        last_end = end
         data = disk.read_tensor(file, end - begin, base + begin)
         sums = [raw.crc32c([data[at : at + part].numpy()]) for at in range(0, len(data), part)]
         if sums != manifest["checksums"][name]:

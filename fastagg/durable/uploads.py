@@ -63,8 +63,8 @@ class Uploads:
     def begin(self, upload: StoredUpload, task: Task) -> None:
         """Note a new upload. An open one for the same task is dropped, so that a client that has lost its connection
         can begin again, and many attempts hold one file."""
-        before = self._last.get(task)
-        if before is not None and not before.give_way():
+        earlier = self._last.get(task)
+        if earlier is not None and not earlier.give_way():
             raise Busy("upload: another copy of this update is complete, or is written to: wait for its receipt")
         self._last[task] = upload
 
@@ -126,9 +126,9 @@ class Uploads:
     def needed(self, oldest: int) -> set[int]:
         """Return the uploads that are open, or that a record behind the ``oldest`` checkpoint refers to. All others
         may go: nobody asks for them any more."""
-        coming = set(self._coming.copy())  # first: one that is recorded meanwhile is in both
-        self._recorded = kept = self.recorded(oldest)
-        return coming.union(kept)
+        open_numbers = set(self._coming.copy())  # first: one that is recorded meanwhile is in both
+        self._recorded = recorded = self.recorded(oldest)
+        return open_numbers.union(recorded)
 
 
 class StoredUpload(Upload):

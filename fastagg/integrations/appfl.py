@@ -22,7 +22,7 @@ from fastagg.errors import ConfigError, FastaggError, UnknownVersion
 from fastagg.integrations import check_names, number_of, replies, require
 from fastagg.integrations.evaluation import Window
 from fastagg.integrations.goals import Settings
-from fastagg.integrations.run import APPFL, App, Rule, AdapterRun, check_limits
+from fastagg.integrations.run import APPFL, AdapterRun, App, Rule, check_limits
 from fastagg.integrations.session import Book, OpenTask
 from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
@@ -99,9 +99,9 @@ class Aggregator(BaseAggregator):
         self._lock = threading.RLock()
         rule = Rule(APPFL, self.config.get("algorithm"), self.config.get("settings"), rounds=self.synchronous)
         run = Settings(**{key: self.config[key] for key in _RUN if key in self.config}, retry_after=0.0)
-        where, every = self.config.get("checkpoint"), self.config.get("save_every", 1)
+        path, every = self.config.get("checkpoint"), self.config.get("save_every", 1)
         # The run does not know the aggregator, so that it saves the last version when that one ends.
-        self.run = AdapterRun(rule, run, where, every, log=self.logger.info, warn=self.logger.warning)
+        self.run = AdapterRun(rule, run, path, every, log=self.logger.info, warn=self.logger.warning)
         folder = Path(getattr(self.logger, "log_filepath", "-")).parent  # APPFL's logging_output_dirname, or here
         self.run.place(App("APPFL server", "", folder))
         if model is None and "model_path" in self.config:
@@ -133,8 +133,8 @@ class Aggregator(BaseAggregator):
                 for name in self._ids:
                     self._send(name)
             elif begins and self.server.num_clients is None:  # the initial model: one call may stand for all of them
-                theirs = getattr(scheduler, "scheduler_configs", {}).get("num_clients")
-                number = int(self.config.get("num_clients") or theirs or 0)
+                total = getattr(scheduler, "scheduler_configs", {}).get("num_clients")
+                number = int(self.config.get("num_clients") or total or 0)
                 self._is_counted = number > 0
                 self._send_unnamed(number or int(client_id is None))
             client = _asker() if client_id is None and not begins else client_id
@@ -146,7 +146,7 @@ class Aggregator(BaseAggregator):
 
     def _send_unnamed(self, count: int) -> None:
         """Note that ``count`` clients got the model without saying who they are: the next ones that nobody knows."""
-        if any(task.who is None and task.task.version != self.server.version for task in self.book):
+        if any(task.holder is None and task.task.version != self.server.version for task in self.book):
             self.run.log("fastagg: a model went out again without saying to whom: new clients need one by name")
             self.book.end(self._unnamed())
             self._is_unclear = True
@@ -170,10 +170,8 @@ class Aggregator(BaseAggregator):
 
     def _check(self, caller: object) -> None:
         if caller is None or (isinstance(caller, _SCHEDULERS) and not isinstance(caller, self.scheduler)):
-            other = "another" if caller is None else type(caller).__name__
-            raise ConfigError(
-                f"scheduler: {type(self).__name__} works with {self.scheduler.__name__}, not with {other}"
-            )
+            name = "another" if caller is None else type(caller).__name__
+            raise ConfigError(f"scheduler: {type(self).__name__} works with {self.scheduler.__name__}, not with {name}")
 
     def _start(self, model: Arrays) -> None:
         run, settings = self.run, self.run.rule.settings
@@ -198,9 +196,9 @@ class Aggregator(BaseAggregator):
             self.book.end(self._unnamed())
         return dict(task.views)
 
-    def _put(self, key: Key, who: str | int | None, client: str | int) -> Dispatch:
+    def _put(self, key: Key, holder: str | int | None, client: str | int) -> Dispatch:
         task = self.server.dispatch(client)
-        self.book.put(key, who, task if self._needs_models else _without_model(task, self.server))
+        self.book.put(key, holder, task if self._needs_models else _without_model(task, self.server))
         return task
 
     def _take(self, client: str | int, upload: Arrays, meta: Mapping[str, object]) -> None:

@@ -21,10 +21,10 @@ Result = tuple[Metrics, str | None]  # what an evaluation returned, and why the 
 
 def ended(error: StopIteration, version: int) -> Result:
     """What a StopIteration of the evaluation of ``version`` says: metrics, if it holds any, or why the run ends."""
-    said = f"the evaluation of version {version} said so"
+    reason = f"the evaluation of version {version} said so"
     if isinstance(error.value, Mapping):
-        return error.value, said
-    return None, (str(error.args[0]) if error.args else "") or said
+        return error.value, reason
+    return None, (str(error.args[0]) if error.args else "") or reason
 
 
 class Evaluation:
@@ -59,21 +59,21 @@ class Evaluation:
 
         The call waits while too many versions wait.
         """
-        done: Future[Result] = Future()
+        future: Future[Result] = Future()
         if not due or self.knows(version):
-            done.set_result((None, None))
+            future.set_result((None, None))
         else:
             self._last = version
             if self._pool is None:
-                done.set_result(self._once(version, model))
+                future.set_result(self._once(version, model))
             else:
                 waiting = [future for *_, future in self._running if not future.done()]
                 if len(waiting) > _WAITING:
                     waiting[0].exception()  # its end; finished() raises what it raised
-                done = self._pool.submit(self._once, version, model)
+                future = self._pool.submit(self._once, version, model)
         if self._running and self._running[-1][0] == version:  # it was not due, and waits behind one that is evaluated
             self._running.pop()
-        self._running.append((version, model, done))
+        self._running.append((version, model, future))
 
     def finished(self, wait: bool = False) -> list[tuple[int, Arrays, Metrics, str | None]]:
         """Return finished versions, or with ``wait`` all: version, model, metrics, and why the run ends, if it does.

@@ -91,9 +91,9 @@ class Watch:
         """
         if self.metric not in metrics:
             kind = self.metric.rpartition("/")[0]
-            others = sorted(name for name in metrics if name.rpartition("/")[0] == kind)
-            if others:
-                raise ConfigError(f"metric: expected one of {others}, got {self.metric!r}")
+            names = sorted(name for name in metrics if name.rpartition("/")[0] == kind)
+            if names:
+                raise ConfigError(f"metric: expected one of {names}, got {self.metric!r}")
             return False
         value = metrics[self.metric]
         # A NaN is never the best; one that a checkpoint holds as the best is none.
@@ -205,18 +205,18 @@ class Failures:
     def is_out(self, client: Hashable) -> bool:
         return self._until.get(client) == math.inf
 
-    def check(self, here: Iterable[Hashable]) -> None:
-        """Check that the run can continue with the clients that are ``here``."""
-        present = list(here)
+    def check(self, clients: Iterable[Hashable]) -> None:
+        """Check that the run can continue with the ``clients`` that are there."""
+        present = list(clients)
         if present and all(self.is_out(client) for client in present):
             often = self.limits.max_failures
             self._end(f"each of the {len(present)} clients that are there failed {often} times in a row")
         seconds = self.limits.max_seconds
         if seconds is not None and self._clock() - self._since > seconds:
-            there = f"{len(present)} clients are there" if present else "no client is there"
-            self._end(f"no update was taken in {seconds:g} s; {there}")
+            presence = f"{len(present)} clients are there" if present else "no client is there"
+            self._end(f"no update was taken in {seconds:g} s; {presence}")
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         often = self._row.most_common(1)
-        most = f"; {often[0][1]} of them: {often[0][0]}" if often and len(self._row) > 1 else ""
-        raise RunFailed(f"{why}{most}; the last: {self._last}" if self._last else why)
+        commonest = f"; {often[0][1]} of them: {often[0][0]}" if often and len(self._row) > 1 else ""
+        raise RunFailed(f"{reason}{commonest}; the last: {self._last}" if self._last else reason)

@@ -15,20 +15,20 @@ from fastagg.storage.pieces import as_tensor
 
 def holds(server: Server, arrays: Arrays) -> bool:
     """Whether ``arrays`` are the server's model, to the bits that it keeps of their types."""
-    mine, theirs = _named(server.parameters()), _named(arrays)
-    return mine.keys() == theirs.keys() and all(_equal(own, theirs[name]) for name, own in mine.items())
+    model, named = _named(server.parameters()), _named(arrays)
+    return model.keys() == named.keys() and all(_equal(array, named[name]) for name, array in model.items())
 
 
 def put(server: Server, arrays: Arrays) -> None:
     """Replace the server's model by ``arrays``. Moments and the version stay. There must be no open task."""
-    mine, theirs = _named(server.parameters()), _named(arrays)
-    for name, own in mine.items():
-        shape = tuple(getattr(theirs.get(name), "shape", own.shape))
-        if tuple(own.shape) != shape:
-            raise ShapeMismatch(f"array {name!r}: expected shape {list(own.shape)}, got {list(shape)}")
-    taken, state = server.layout.take(arrays, server.device), server.state_dict(copy=False)
-    buffers = {"values": taken.buffers, "counters": taken.counters, "sum": None, "most": None, "count": 0}
-    server.load_state_dict({**state, "flat": taken.flat, "buffers": {**state["buffers"], **buffers}})
+    model, named = _named(server.parameters()), _named(arrays)
+    for name, array in model.items():
+        shape = tuple(getattr(named.get(name), "shape", array.shape))
+        if tuple(array.shape) != shape:
+            raise ShapeMismatch(f"array {name!r}: expected shape {list(array.shape)}, got {list(shape)}")
+    pieces, state = server.layout.take(arrays, server.device), server.state_dict(copy=False)
+    buffers = {"values": pieces.buffers, "counters": pieces.counters, "sum": None, "most": None, "count": 0}
+    server.load_state_dict({**state, "flat": pieces.flat, "buffers": {**state["buffers"], **buffers}})
 
 
 def drop_round(server: Server) -> None:
@@ -38,13 +38,13 @@ def drop_round(server: Server) -> None:
     tasks, direction = dict(state["tasks"]), {**state["direction"], "versions": [], "total": 0.0, "acc": None}
     direction.pop("held", None)
     if "participation" in tasks:  # who took part before, did so in the step before at the latest
-        took = tasks["participation"]
-        since = took["version"] == state["version"]
-        times = took["times"] - took["in_step"] * since
-        kept = {"step": took["step"] - 1 * since, "version": took["version"] - 1 * since, "times": times}
-        kept["in_step"] = torch.where(since, torch.ones_like(times), took["in_step"])
-        clients = [client for client, count in zip(took["clients"], times.tolist(), strict=True) if count]
-        tasks["participation"] = {"clients": clients, **{name: column[times > 0] for name, column in kept.items()}}
+        history = tasks["participation"]
+        since = history["version"] == state["version"]
+        times = history["times"] - history["in_step"] * since
+        columns = {"step": history["step"] - 1 * since, "version": history["version"] - 1 * since, "times": times}
+        columns["in_step"] = torch.where(since, torch.ones_like(times), history["in_step"])
+        clients = [client for client, count in zip(history["clients"], times.tolist(), strict=True) if count]
+        tasks["participation"] = {"clients": clients, **{name: column[times > 0] for name, column in columns.items()}}
     server.load_state_dict({**state, "tasks": tasks, "direction": direction, "buffers": buffers, "round": []})
 
 
@@ -55,10 +55,10 @@ def resume(server: Server, state: State) -> int:
         The number of these tasks.
     """
     server.load_state_dict(state)
-    out = checkpoint.open_tasks(state)
-    for client, version in out:
+    tasks = checkpoint.open_tasks(state)
+    for client, version in tasks:
         server.forget(client, version)
-    return len(out)
+    return len(tasks)
 
 
 def tensors(arrays: Arrays) -> Arrays:

@@ -65,14 +65,14 @@ class Parts:
             actor: Foreign = ray.remote(_Part).options(**{"max_concurrency": 16, **_ACTOR, **own})
             self._actors.append(actor.remote(part, make, path / f"part-{number}", opening))
         try:
-            seen = _all(actor.look.remote() for actor in self._actors)
-            missing = [number for number, names in enumerate(seen) if f"part-{number}" not in names]
-            if missing and any(seen):
+            states = _all(actor.look.remote() for actor in self._actors)
+            missing = [number for number, names in enumerate(states) if f"part-{number}" not in names]
+            if missing and any(states):
                 raise fastagg.CheckpointError(
                     f"{path}: there are folders of parts, and those of {missing} are not where their actors are: start "
                     "these there (options=), or begin in another folder"
                 )
-            fresh = [None if any(seen) else replace(part, arrays=_shared(part.arrays)) for part in cut]
+            fresh = [None if any(states) else replace(part, arrays=_shared(part.arrays)) for part in cut]
             opened = zip(self._actors, fresh, strict=True)
             _all(actor.run.remote(lambda server: None, start=part) for actor, part in opened)
         except BaseException:
@@ -112,8 +112,8 @@ class Parts:
         """
         by_part = isinstance(update, dict) and all(isinstance(number, int) for number in update)
         pieces = update if by_part else dict(enumerate(self.cut.split(update)))
-        if by_part and (unasked := pieces.keys() - tasks.keys()):
-            raise fastagg.ConfigError(f"update: the client was not sent the parts {sorted(unasked)}")
+        if by_part and (extra_parts := pieces.keys() - tasks.keys()):
+            raise fastagg.ConfigError(f"update: the client was not sent the parts {sorted(extra_parts)}")
         answers = {number: (task, pieces[number]) for number, task in tasks.items() if number in pieces}
         for number, (_, piece) in answers.items():
             parsed = (layout := self.cut[number].layout).parse(piece)

@@ -126,11 +126,11 @@ class Rule:
 
     def _defaults(self, parameters: Mapping[str, inspect.Parameter]) -> Plain:
         framework = self._framework
-        usual = {"weighting": framework.weighting, "buffers": framework.buffers}
+        defaults = {"weighting": framework.weighting, "buffers": framework.buffers}
         if self.preset:
             known = _keywords.of(self._make).settings
-            usual = usual if self._rounds else dict(framework.always)
-            return {name: value for name, value in usual.items() if name in known}
+            defaults = defaults if self._rounds else dict(framework.always)
+            return {name: value for name, value in defaults.items() if name in known}
         return {name: value for name, value in framework.always.items() if self._takes(parameters, name)}
 
     @staticmethod
@@ -139,12 +139,12 @@ class Rule:
 
     def _try(self) -> None:
         # What only a model can tell is left out.
-        tried = {name: value for name, value in self.settings.items() if name not in ("buffers", "tied")}
+        settings = {name: value for name, value in self.settings.items() if name not in ("buffers", "tied")}
         try:
             if not self.preset:
                 inspect.signature(self._make).bind(None, **self.settings)
-            elif "distill" not in tried:
-                self._make(torch.zeros(1, dtype=torch.float32, device="cpu"), **tried)
+            elif "distill" not in settings:
+                self._make(torch.zeros(1, dtype=torch.float32, device="cpu"), **settings)
         except (TypeError, ValueError) as error:
             if isinstance(error, FastaggError):
                 raise
@@ -226,21 +226,21 @@ class AdapterRun:
         """
         if self.app is not None:
             return
-        best, said = self.settings.best, []
+        best, paths = self.settings.best, []
         if self.file is not None:
             self.file = _tried("checkpoint", app.folder, self.file)
-            said.append(f"checkpoint {self.file}")
+            paths.append(f"checkpoint {self.file}")
         if best is not None:
             best = replace(best, file=_tried("best", app.folder, Path(best.file)))
-            said.append(f"best {best.file}")
-        drawn = trackers.placed(self.settings.trackers, app.folder)
-        table = drawn.get("csv") if isinstance(drawn, Mapping) else None
+            paths.append(f"best {best.file}")
+        tracker_settings = trackers.placed(self.settings.trackers, app.folder)
+        table = tracker_settings.get("csv") if isinstance(tracker_settings, Mapping) else None
         if isinstance(table, Mapping) and isinstance(file := table.get("file"), str):
             app.folder.mkdir(parents=True, exist_ok=True)
-            said.append(f"csv {_tried('trackers', app.folder, Path(file))}")
-        self.settings = replace(self.settings, best=best, trackers=drawn)
-        if said:
-            self.log(f"fastagg: {app}: {', '.join(said)}")
+            paths.append(f"csv {_tried('trackers', app.folder, Path(file))}")
+        self.settings = replace(self.settings, best=best, trackers=tracker_settings)
+        if paths:
+            self.log(f"fastagg: {app}: {', '.join(paths)}")
         self.app = app
 
     def begin(
@@ -279,39 +279,39 @@ class AdapterRun:
         watched = stop is not None and (stop.target is not None or stop.patience is not None)
         for name, goal in (("stop", stop if watched else None), ("best", best)):
             if goal is not None and (kind := goal.metric.rpartition("/")[0]) not in kinds:
-                there = ", ".join(sorted(f"{known}/..." if known else "the server's evaluation" for known in kinds))
-                where = f"{kind}/..." if kind else "an evaluation on the server"
+                sources = ", ".join(sorted(f"{known}/..." if known else "the server's evaluation" for known in kinds))
+                source = f"{kind}/..." if kind else "an evaluation on the server"
                 raise ConfigError(
-                    f"{name}: nobody measures {goal.metric!r}: it is a metric of {where}, and there is none; there is "
-                    f"{there}"
+                    f"{name}: nobody measures {goal.metric!r}: it is a metric of {source}, and there is none; there is "
+                    f"{sources}"
                 )
 
     def _read(self, path: Path) -> State:
         state = files.read(path)
-        theirs, ours = state.get("run", {}), self.app
-        whose = f"{theirs.get('kind')} {theirs.get('name')!r} in {theirs.get('folder')}, run {theirs.get('id')}"
+        owner, app = state.get("run", {}), self.app
+        label = f"{owner.get('kind')} {owner.get('name')!r} in {owner.get('folder')}, run {owner.get('id')}"
         do = "name another checkpoint, or remove this file to begin anew"
-        for mine, name, other in (
-            (ours and ours.name, "app", theirs.get("name")),
-            (self.rule.preset, "rule", theirs.get("rule")),
+        for own, name, other in (
+            (app and app.name, "app", owner.get("name")),
+            (self.rule.preset, "rule", owner.get("rule")),
         ):
-            if mine and other and mine != other:
-                what = f"is of another {name}, {other!r} ({whose}); this is {mine!r} ({ours})"
+            if own and other and own != other:
+                what = f"is of another {name}, {other!r} ({label}); this is {own!r} ({app})"
                 raise CheckpointError(f"{path} {what}: {do}")
         try:
-            ended = resume(self.server, state)
+            count = resume(self.server, state)
         except CheckpointError as error:
-            raise CheckpointError(f"{path} ({whose}) is not of this run ({ours}): {error}: {do}") from error
-        self.id = theirs.get("id", self.id)
-        again = f"; {ended} tasks that were out are sent again" if ended else ""
-        self.log(f"fastagg: resumed run {self.id} from {path}, version {self.server.version}{again}")
+            raise CheckpointError(f"{path} ({label}) is not of this run ({app}): {error}: {do}") from error
+        self.id = owner.get("id", self.id)
+        note = f"; {count} tasks that were out are sent again" if count else ""
+        self.log(f"fastagg: resumed run {self.id} from {path}, version {self.server.version}{note}")
         return state
 
-    def is_finished(self, name: str, limit: int | None, done: int) -> None:
+    def is_finished(self, name: str, limit: int | None, version: int) -> None:
         """Say how to begin anew if a limit was reached before the run began."""
-        if limit is not None and done and done >= limit:
+        if limit is not None and version and version >= limit:
             self.warn(
-                f"fastagg: {self.file or 'this run'} is finished: {done} of {name}={limit}, and nothing is trained. "
+                f"fastagg: {self.file or 'this run'} is finished: {version} of {name}={limit}, and nothing is trained. "
                 f"Raise {name} to go on; to begin anew remove the file, or name another checkpoint"
             )
 
@@ -324,8 +324,8 @@ class AdapterRun:
         if self.file is None:
             return
         app = self.app or App("run", "", self.file.parent)
-        whose = {"id": self.id, "kind": app.kind, "name": app.name, "folder": str(app.folder), "rule": self.rule.preset}
-        kept = {"session": self.session.state_dict(), "run": whose, "adapter": dict(adapter or {})}
+        owner = {"id": self.id, "kind": app.kind, "name": app.name, "folder": str(app.folder), "rule": self.rule.preset}
+        kept = {"session": self.session.state_dict(), "run": owner, "adapter": dict(adapter or {})}
         files.write({**self.server.state_dict(copy=False), **kept}, self.file)
         self.saved = self.server.version
 
@@ -356,11 +356,11 @@ def _pulse(session: Session) -> None:
     weakref.finalize(session, ended.set)
 
     def watch() -> None:
-        before: object = None
+        last: object = None
         while not ended.wait(MINUTE) and (watched := reference()) is not None:
-            if (now := watched.progress()) == before and (waits := watched.waits_for()):
+            if (now := watched.progress()) == last and (waits := watched.waits_for()):
                 watched.warn(f"fastagg: nothing has come in {MINUTE:g} s; waiting for {waits}")
-            before = now
+            last = now
             del watched
 
     threading.Thread(target=watch, name="fastagg-pulse", daemon=True).start()

@@ -71,13 +71,13 @@ class OpenTask(Generic[Holder]):
     """A task that waits for its answer.
 
     Attributes:
-        who: who has it, as the framework names clients. ``task.client`` is the server's id.
-        until: when it is given up, in seconds of the book's clock.
+        holder: the client that has it, by the framework's name. ``task.client`` is the server's id.
+        deadline: when it is given up, in seconds of the book's clock.
     """
 
-    who: Holder
+    holder: Holder
     task: Dispatch
-    until: float = inf
+    deadline: float = inf
 
 
 class Book(Generic[Key, Holder]):
@@ -96,25 +96,19 @@ class Book(Generic[Key, Holder]):
         """The open tasks, the newest first."""
         return reversed(self._open.values())
 
-    def keys_of(self, who: Holder | None = None) -> list[Key]:
-        """The keys of all tasks, or of those that ``who`` has."""
-        return [key for key, task in self._open.items() if who is None or task.who == who]
+    def keys_of(self, holder: Holder | None = None) -> list[Key]:
+        """The keys of all tasks, or of those that ``holder`` has."""
+        return [key for key, task in self._open.items() if holder is None or task.holder == holder]
 
     @property
     def busy(self) -> Set[Holder]:
         """Those who have a task, in order. It is made anew for each call."""
-        return dict.fromkeys(task.who for task in list(self._open.values())).keys()  # another thread may look
+        return dict.fromkeys(task.holder for task in list(self._open.values())).keys()  # another thread may look
 
-    @property
-    def waits(self) -> bool:
-        """Whether somebody has a task whose time is not over."""
-        now = self._clock()
-        return any(task.until > now for task in self._open.values())
-
-    def put(self, key: Key, who: Holder, task: Dispatch, timeout: float = inf) -> None:
+    def put(self, key: Key, holder: Holder, task: Dispatch, timeout: float = inf) -> None:
         self.pop(key)
-        self.known |= {who} - {None}
-        self._open[key] = OpenTask(who, task, self._clock() + timeout)
+        self.known |= {holder} - {None}
+        self._open[key] = OpenTask(holder, task, self._clock() + timeout)
 
     def pop(self, key: Key) -> OpenTask[Holder] | None:
         """The task whose answer has come. None: it is not open, or not any more."""
@@ -123,7 +117,7 @@ class Book(Generic[Key, Holder]):
     def late(self) -> list[Key]:
         """The keys of tasks whose time is over."""
         now = self._clock()
-        return [key for key, task in self._open.items() if task.until < now]
+        return [key for key, task in self._open.items() if task.deadline < now]
 
     def end(self, keys: Iterable[Key] | None = None) -> list[OpenTask[Holder]]:
         """Give up tasks, all by default. Their answers no longer count. Return them."""
@@ -209,18 +203,18 @@ class Session:
         outcomes = self.book.take([(task, answer) for task, answer, _ in replies])
         for (task, _, metrics), outcome in zip(replies, outcomes, strict=True):
             if isinstance(outcome, Receipt):
-                self.taken(task.who, outcome)
+                self.taken(task.holder, outcome)
                 if self.window is not None:
                     self.window.add(task.task, metrics)
                 if row := numeric(metrics or {}):
-                    named = {f"client/{task.who}/{name}": value for name, value in row.items()}
+                    named = {f"client/{task.holder}/{name}": value for name, value in row.items()}
                     self.trackers.log(named, outcome.version)
                 step = f"version {outcome.version}" if outcome.applied else "kept for the next step"
                 what = f"update from version {task.task.version} taken, delay {outcome.delay}: {step}"
-                self.say(f"fastagg: {self.noun} {task.who}: {what}")
+                self.say(f"fastagg: {self.noun} {task.holder}: {what}")
         for (task, *_), outcome in zip(replies, outcomes, strict=True):
             if isinstance(outcome, FastaggError):
-                self.refused(task.who, outcome)
+                self.refused(task.holder, outcome)
         return outcomes
 
     def taken(self, client: Hashable, receipt: Receipt) -> None:
@@ -303,10 +297,10 @@ class Session:
     def waits_for(self) -> str:
         """What the run waits for, in words; empty if nothing is known."""
         busy = [*self.book.busy]
-        names = sorted(str(who) for who in busy if who is not None)
+        names = sorted(str(holder) for holder in busy if holder is not None)
         replies = f"{len(busy)} replies, of {', '.join(names[:5])}{', ...' * (len(busy) > 5)}" if busy else ""
-        evaluated = ", ".join(map(str, self.evaluation.waiting))
-        words = self.lacks, replies, evaluated and f"the evaluation of version {evaluated}"
+        versions = ", ".join(map(str, self.evaluation.waiting))
+        words = self.lacks, replies, versions and f"the evaluation of version {versions}"
         return "; ".join(filter(None, words))
 
     def measured(self, step: int, metrics: Metrics, train: Metrics, model: Arrays) -> None:

@@ -76,19 +76,19 @@ class Encoded:
             EncodingError: an array is missing, or of another type or length, or holds what cannot be.
         """
         if isinstance(arrays, (list, tuple)) and arrays:  # of a framework that sends no names
-            found = native.encoding.layout(_bytes({"header": arrays[0]}, "header", "u1", HEADER))[1]
-            names = ["header", *(name for name, *_ in found)]
+            layout = native.encoding.layout(_bytes({"header": arrays[0]}, "header", "u1", HEADER))[1]
+            names = ["header", *(name for name, *_ in layout)]
             arrays = dict(zip(names, arrays, strict=False)) if len(arrays) == len(names) else arrays
         if not isinstance(arrays, Mapping):
             raise EncodingError(_checks.wrong("arrays", "a mapping from names to arrays", arrays))
         header = _bytes(arrays, "header", "u1", HEADER)
         _, parts = native.encoding.layout(header)
-        given = [(begin, _bytes(arrays, name, kind, count)) for name, kind, count, begin in parts]
+        data_at = [(begin, _bytes(arrays, name, kind, count)) for name, kind, count, begin in parts]
         if extra := sorted(arrays.keys() - {"header", *(name for name, *_ in parts)}):
             raise EncodingError(f"encoded update: an array that its format does not have, {extra[0]!r}")
         whole: list[bytes | memoryview] = [header.data]
         at = HEADER
-        for begin, data in given:
+        for begin, data in data_at:
             whole += [bytes(begin - at), data.data]
             at = begin + data.size
         return cls(native.encoding.Encoded(b"".join(whole)))

@@ -107,17 +107,17 @@ def make_folder(path: Path) -> None:
 def whole(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     """Open a file that takes the place of ``path``, and is on the disk, if the block ends without an error; otherwise
     nothing has changed. ``mode``: the new file's. None: as the system has it."""
-    beside = path.with_name(f"{path.name}{secrets.token_hex(4)}.partial")
+    temporary = path.with_name(f"{path.name}{secrets.token_hex(4)}.partial")
     try:
-        with open(beside, "xb", opener=partial(os.open, mode=0o666 if mode is None else 0o600)) as file:
+        with open(temporary, "xb", opener=partial(os.open, mode=0o666 if mode is None else 0o600)) as file:
             yield file
             file.flush()
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             sync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

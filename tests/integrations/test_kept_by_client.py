@@ -96,7 +96,7 @@ def test_flare_s_messages_change_no_bit(rule: ModuleType) -> None:
 
     from fastagg.integrations.goals import Settings
     from fastagg.integrations.nvflare import Traffic
-    from fastagg.integrations.run import FLARE, Rule, AdapterRun
+    from fastagg.integrations.run import FLARE, AdapterRun, Rule
 
     alone, server = in_rounds(rule, by_hand), made(rule)
     traffic = Traffic(AdapterRun(Rule(FLARE, server, rounds=server.direction.synchronous), Settings()))

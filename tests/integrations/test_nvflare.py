@@ -47,7 +47,7 @@ import fastagg
 from fastagg._build import native
 from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare import Aggregator, AsyncController, Traffic
-from fastagg.integrations.run import FLARE, Rule, AdapterRun
+from fastagg.integrations.run import FLARE, AdapterRun, Rule
 from fastagg.sim.data import digits
 
 HERE = Path(__file__).parent

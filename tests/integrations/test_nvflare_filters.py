@@ -23,7 +23,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 import fastagg
 from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare import Aggregator, Traffic
-from fastagg.integrations.run import FLARE, Rule, AdapterRun
+from fastagg.integrations.run import FLARE, AdapterRun, Rule
 
 SITES = {"a": 10, "b": 30, "c": 7}  # and their steps
 KINDS = {DataKind.WEIGHTS: ParamsType.FULL, DataKind.WEIGHT_DIFF: ParamsType.DIFF}
@@ -103,7 +103,10 @@ class Asynchronous:
         self.said: list[str] = []
         settings = {"buffer_size": len(SITES), "weighting": "samples"}
         rule = Rule(FLARE, "FedBuff", settings, rounds=False)
-        self.traffic, self.params = Traffic(AdapterRun(rule, Settings(), log=self.said.append, warn=self.said.append)), model
+        self.traffic, self.params = (
+            Traffic(AdapterRun(rule, Settings(), log=self.said.append, warn=self.said.append)),
+            model,
+        )
         self.traffic.start(model)
 
     def round(self, number: int, replies: dict[str, dict[str, Any]], kind: str) -> None:

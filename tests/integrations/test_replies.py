@@ -271,7 +271,7 @@ class Flare(Adapter):
 
     def __init__(self, make: Callable[..., fastagg.Server], **settings: Any) -> None:
         from fastagg.integrations.nvflare import Traffic
-        from fastagg.integrations.run import FLARE, Rule, AdapterRun
+        from fastagg.integrations.run import FLARE, AdapterRun, Rule
 
         rule = Rule(FLARE, named(make), settings, rounds=False)
         self.traffic = Traffic(AdapterRun(rule, Settings(retry_after=0.0, **PATIENT)))

@@ -106,20 +106,20 @@ def test_a_note_is_read_by_its_prefix() -> None:
 def test_the_book_knows_who_has_what_until_when_and_who_is_waited_for() -> None:
     clock, server = Clock(), fastagg.FedBuff(MODEL, buffer_size=10, lease=60.0)
     book = Book[str, str](server, clock)
-    for key, who, timeout in (("m0", "a", math.inf), ("m1", "b", 5.0), ("m2", "c", 20.0)):
-        book.put(key, who, server.dispatch(who), timeout)
-    assert book.busy == {"a", "b", "c"} and book.keys_of("b") == ["m1"] and book.waits
+    for key, holder, timeout in (("m0", "a", math.inf), ("m1", "b", 5.0), ("m2", "c", 20.0)):
+        book.put(key, holder, server.dispatch(holder), timeout)
+    assert book.busy == {"a", "b", "c"} and book.keys_of("b") == ["m1"] and not book.late()
     clock.now = 10.0
     [late] = book.end(book.late())
-    assert late.who == "b" and book.pop("m1") is None
+    assert late.holder == "b" and book.pop("m1") is None
     assert isinstance(taken(server, (late.task, MODEL))[0], LateReply)
     inside.pass_time(server, 61.0)  # the server ends what is left
     first = book.pop("m0")
     assert first is not None and isinstance(taken(server, (first.task, MODEL))[0], LateReply)
-    assert book.waits
+    assert book.keys_of() == ["m2"] and not book.late()
     clock.now = 21.0
-    assert book.busy == {"c"} and not book.waits  # its time is over
-    assert [task.who for task in book.end()] == ["c"] and not book.busy
+    assert book.busy == {"c"} and book.late() == ["m2"]
+    assert [task.holder for task in book.end()] == ["c"] and not book.busy
     server.expire()
     assert not len(server.state_dict()["tasks"]["task_client"])
 

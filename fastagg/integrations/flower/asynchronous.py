@@ -219,20 +219,20 @@ class _Training:
             self._ask_clients()
         room = (self.strategy.concurrency or len(online)) - len(busy)
         idle = [node for node in set(online) - busy if not self.session.failures.rests(node)]
-        chosen = self.nodes.free(idle, busy | set(online), room, self.server.version)
-        if not chosen:
+        assignments = self.nodes.free(idle, busy | set(online), room, self.server.version)
+        if not assignments:
             return False
-        messages, going = [], []
+        messages, sent_tasks = [], []
         arrays = write_model(self.server.parameters())  # it is gone when the messages are
         keys = (self.strategy.arrayrecord_key, self.strategy.configrecord_key)
-        for node, client in chosen:
+        for node, client in assignments:
             task = self.server.dispatch(client)
             stated = {**self.config, "server-round": task.version + 1}
             records = tasks.content(task, arrays, stated, keys)
             messages.append(Message(records, node, MessageType.TRAIN, ttl=self.timeout, group_id=str(task.version)))
-            going.append((node, task))
+            sent_tasks.append((node, task))
         pushed = list(self.grid.push_messages(messages))
-        for message_id, (node, task) in zip(pushed, going, strict=True):
+        for message_id, (node, task) in zip(pushed, sent_tasks, strict=True):
             self.book.put(message_id, node, task, self.timeout)
             if not message_id:
                 self._give_up(message_id, "the message could not be sent")
@@ -242,14 +242,14 @@ class _Training:
 
     def receive(self) -> bool:
         """Take the replies that have arrived, up to the limits. Return whether there were any."""
-        heard = False
+        has_replies = False
         for batch in tasks.pull(self.grid, [*self.book.keys_of(), *self.evaluation.waiting], self.server):
-            heard = True
+            has_replies = True
             while batch and not self.done():
                 self._take(batch.pop(0))
             if self.done():
                 break
-        return heard
+        return has_replies
 
     def _take(self, message: Message) -> None:
         if self.evaluation.take(message):
@@ -275,9 +275,9 @@ class _Training:
             self._give_up(message_id, f"no answer in {self.timeout:g} s")
         return bool(late)
 
-    def _give_up(self, message_id: str, why: str) -> None:
+    def _give_up(self, message_id: str, reason: str) -> None:
         for task in self.book.end([message_id]):
-            self.session.refused(task.who, ClientFailure(why))
+            self.session.refused(task.holder, ClientFailure(reason))
 
     def _stepped(self) -> None:
         version, strategy = self.server.version, self.strategy

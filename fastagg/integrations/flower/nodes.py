@@ -39,12 +39,12 @@ class Nodes:
         self._given = 0
         self._unused: set[int] = set()  # for whom there is no number
 
-    def free(self, idle: Iterable[int], here: Set[int], room: int, version: int) -> list[tuple[int, int]]:
+    def free(self, idle: Iterable[int], present: Set[int], room: int, version: int) -> list[tuple[int, int]]:
         """Up to ``room`` pairs (node, client) to send ``version`` to.
 
         Args:
             idle: nodes that could get a task.
-            here: nodes that are online or have a task. Their ids are not given to others.
+            present: nodes that are online or have a task. Their ids are not given to others.
 
         Raises:
             ConfigError: ``choose`` returned another node.
@@ -53,27 +53,27 @@ class Nodes:
         if room <= 0 or not waiting:
             return []
         if self._choose is not None:
-            asked, known = list(self._choose(tuple(waiting), version)), set(waiting)
-            if not known.issuperset(asked) or len(set(asked)) != len(asked):
-                raise ConfigError(f"choose: expected some of the free nodes {waiting}, each once, got {asked}")
-            waiting = asked
-        chosen: list[tuple[int, int]] = []
+            choice, known = list(self._choose(tuple(waiting), version)), set(waiting)
+            if not known.issuperset(choice) or len(set(choice)) != len(choice):
+                raise ConfigError(f"choose: expected some of the free nodes {waiting}, each once, got {choice}")
+            waiting = choice
+        pairs: list[tuple[int, int]] = []
         for node in waiting:
-            if len(chosen) >= room:
+            if len(pairs) >= room:
                 break
-            client = self._number(node, here)
+            client = self._number(node, present)
             if client is not None:
-                chosen.append((node, client))
+                pairs.append((node, client))
                 self._given += 1
                 self._last[node] = self._given
-        return chosen
+        return pairs
 
-    def _number(self, node: int, here: Set[int]) -> int | None:
+    def _number(self, node: int, present: Set[int]) -> int | None:
         if self._free is None or node in self.clients:
             return self.clients.get(node, node)
         if self._free:
             self.clients[node] = self._free.pop(0)
-        elif gone := [other for other in self.clients if other not in here]:
+        elif gone := [known for known in self.clients if known not in present]:
             self.clients[node] = self.clients.pop(gone[0])
             log.info("fastagg: node %d is now client %d, which was node %d", node, self.clients[node], gone[0])
         elif node not in self._unused:
@@ -94,7 +94,7 @@ class ClientEvaluation:
         report: called with a version, its averaged metrics and its model, when all nodes have answered or timed out.
 
     Attributes:
-        waiting: by message id, who evaluates which version, and until when.
+        waiting: by message id, the node, the version that it evaluates, and the deadline.
         open: the versions that are evaluated, each with its model and its replies.
     """
 
@@ -117,12 +117,12 @@ class ClientEvaluation:
         config = ConfigRecord({**self._config, "server-round": version, VERSION: version})
         records = RecordDict({strategy.arrayrecord_key: arrays, strategy.configrecord_key: config})
         messages = [Message(records, node, MessageType.EVALUATE, ttl=self._timeout) for node in nodes]
-        until = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self._timeout
         sent = zip(self._grid.push_messages(messages), nodes, strict=True)
-        asked = {message_id: (node, version, until) for message_id, node in sent if message_id}
-        self.waiting |= asked
+        requests = {message_id: (node, version, deadline) for message_id, node in sent if message_id}
+        self.waiting |= requests
         self.open[version] = model, []
-        log.info("fastagg: %d nodes evaluate version %d", len(asked), version)
+        log.info("fastagg: %d nodes evaluate version %d", len(requests), version)
         self._end(version)
 
     def take(self, message: Message) -> bool:
@@ -139,8 +139,8 @@ class ClientEvaluation:
 
     def expire(self) -> None:
         now = time.monotonic()
-        for message_id, (node, version, until) in list(self.waiting.items()):
-            if until < now:
+        for message_id, (node, version, deadline) in list(self.waiting.items()):
+            if deadline < now:
                 del self.waiting[message_id]
                 log.warning("fastagg: node %d did not evaluate version %d", node, version)
                 self._end(version)

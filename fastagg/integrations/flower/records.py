@@ -73,8 +73,8 @@ def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
     if count == 0:
         return torch.empty(shape, dtype=theirs, device="cpu")
     if not kind.isnative:
-        swapped = np.frombuffer(data, kind, count, start).astype(kind.newbyteorder("="))
-        flat = torch.from_numpy(swapped)
+        array = np.frombuffer(data, kind, count, start).astype(kind.newbyteorder("="))
+        flat = torch.from_numpy(array)
     else:
         flat = torch.frombuffer(data, dtype=theirs, count=count, offset=start)
     return flat.view(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)) if columns_first else flat.view(shape)

@@ -39,13 +39,13 @@ class Round(Book[Holder, Holder]):
 
     _said = False  # whether a changed model was logged
 
-    def send(self, to: Iterable[Holder]) -> None:
-        for who in to:
-            self.put(who, who, self.server.dispatch(who))
+    def send(self, holders: Iterable[Holder]) -> None:
+        for holder in holders:
+            self.put(holder, holder, self.server.dispatch(holder))
 
-    def answered(self, who: Holder) -> OpenTask[Holder]:
-        """The task that ``who`` has answered. A subclass may have asked others without ``super()``."""
-        return self.pop(who) or OpenTask(who, self.server.dispatch(who))
+    def answered(self, holder: Holder) -> OpenTask[Holder]:
+        """The task that ``holder`` has answered. A subclass may have asked others without ``super()``."""
+        return self.pop(holder) or OpenTask(holder, self.server.dispatch(holder))
 
     def adopt(self, arrays: Arrays) -> None:
         """Take the arrays from Flower as the model, if other code has changed them. Open tasks then end."""
@@ -85,25 +85,25 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         """Add replies in one pass over memory. A second reply of the same client is dropped."""
         book: Any = self._session.book
         answers: list[tuple[Reply, OpenTask[Holder], Answer | FastaggError]] = []
-        for who, reply in replies:
-            if who in self._heard:
-                tasks.log.warning("fastagg: dropped a reply of node %s: it has answered already", who)
+        for holder, reply in replies:
+            if holder in self._heard:
+                tasks.log.warning("fastagg: dropped a reply of node %s: it has answered already", holder)
                 continue
-            self._heard.add(who)
+            self._heard.add(holder)
             try:
-                task = book.answered(who)
+                task = book.answered(holder)
             except FastaggError as error:
-                self.bad.append((who, stripped(error)))
+                self.bad.append((holder, stripped(error)))
             else:
                 answers.append((reply, task, attempt(self._read, task.task, reply)))
         outcomes = book.take([(task, answer) for _, task, answer in answers])
         for (reply, task, _), outcome in zip(answers, outcomes, strict=True):
-            kept = self._keep(task.who, reply, outcome if isinstance(outcome, Receipt) else None)
+            kept = self._keep(task.holder, reply, outcome if isinstance(outcome, Receipt) else None)
             if isinstance(outcome, Receipt):
-                self._taken.append((task.who, outcome))
+                self._taken.append((task.holder, outcome))
                 self.good.append(kept)
             else:
-                self.bad.append((task.who, outcome))
+                self.bad.append((task.holder, outcome))
 
     def close(self) -> bool:
         """End the round. Return whether the model has stepped.
@@ -116,13 +116,13 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         memory.trim()  # there is no update before the next round
         session.book.end()
         tasks.log.info("fastagg: a round of %d updates, version %d", len(self.good), session.server.version)
-        for who, error in self.bad:
-            session.refused(who, error)
-        for who, receipt in self._taken:
-            session.taken(who, receipt)
+        for holder, error in self.bad:
+            session.refused(holder, error)
+        for holder, receipt in self._taken:
+            session.taken(holder, receipt)
         session.failures.check(())
-        own = ClientFailure, LateReply, NonFiniteUpdate, UpdateTooLarge  # which are their client's fault alone
-        wrong = [error for _, error in self.bad if not isinstance(error, own)]
+        faults = ClientFailure, LateReply, NonFiniteUpdate, UpdateTooLarge  # which are their client's fault alone
+        wrong = [error for _, error in self.bad if not isinstance(error, faults)]
         if wrong and not self.good:
             raise RunFailed(f"no reply of this round could be used; {type(wrong[0]).__name__}: {wrong[0]}")
         return session.server.version != self._version
@@ -219,10 +219,10 @@ class Replies(UserList[Message]):
         if self.looked_at:
             yield list(self._here)
             return
-        left, self._here = self._here, []
-        if left:
-            yield left
-            self._here += left
+        first, self._here = self._here, []
+        if first:
+            yield first
+            self._here += first
         for batch in self._batches:
             yield batch
             self._here += batch
@@ -243,13 +243,13 @@ class StreamedGrid:
         waiting = dict.fromkeys(sent for sent in self._grid.push_messages(list(messages)) if sent)
         return Replies(batches=self._batches(waiting, None if timeout is None else time.monotonic() + timeout))
 
-    def _batches(self, waiting: dict[str, None], until: float | None) -> Iterator[list[Message]]:
+    def _batches(self, waiting: dict[str, None], deadline: float | None) -> Iterator[list[Message]]:
         while waiting:
             for batch in tasks.pull(self._grid, waiting, self._server):
                 for message in batch:
                     self.heard.add(message.metadata.reply_to_message_id)
                     waiting.pop(message.metadata.reply_to_message_id, None)
                 yield batch
-            if not waiting or (until is not None and time.monotonic() > until):
+            if not waiting or (deadline is not None and time.monotonic() > deadline):
                 return
             time.sleep(tasks.POLL)

@@ -23,7 +23,7 @@ from fastagg.errors import ConfigError
 from fastagg.integrations import check_names
 from fastagg.integrations.flower.tasks import log
 from fastagg.integrations.goals import Settings
-from fastagg.integrations.run import FLOWER, LIMITS, App, Rule, AdapterRun, check_limits
+from fastagg.integrations.run import FLOWER, LIMITS, AdapterRun, App, Rule, check_limits
 from fastagg.rules.optimizers import Adam
 from fastagg.server.server import Server
 
@@ -42,13 +42,13 @@ def split(
         strategy: the class that was given them.
         defaults: defaults of the run's settings.
     """
-    known = [name for name in inspect.signature(FedAvg).parameters if name not in ignored]
-    own = [name for name in _RUN if name not in ignored]
-    check_names(settings, [*own, *known, *inspect.signature(strategy).parameters], ignored)
-    run = {**defaults, **{name: value for name, value in settings.items() if name in own}}
-    theirs = {name: value for name, value in settings.items() if name in known}
-    check_limits(**{name: value for name, value in theirs.items() if name in LIMITS})
-    return Settings(**run), theirs
+    flower_names = [name for name in inspect.signature(FedAvg).parameters if name not in ignored]
+    names = [name for name in _RUN if name not in ignored]
+    check_names(settings, [*names, *flower_names, *inspect.signature(strategy).parameters], ignored)
+    run = {**defaults, **{name: value for name, value in settings.items() if name in names}}
+    flower = {name: value for name, value in settings.items() if name in flower_names}
+    check_limits(**{name: value for name, value in flower.items() if name in LIMITS})
+    return Settings(**run), flower
 
 
 def app() -> App:
@@ -66,9 +66,9 @@ def run_of(
     server: Maker | Server, run: Settings, file: str | os.PathLike[str] | None, every: int = 1, *, rounds: bool
 ) -> AdapterRun:
     """The run of a strategy, with its files in the app's folder."""
-    placed = AdapterRun(Rule(FLOWER, server, rounds=rounds), run, file, every, log=log.info, warn=log.warning)
-    placed.place(app())
-    return placed
+    adapter_run = AdapterRun(Rule(FLOWER, server, rounds=rounds), run, file, every, log=log.info, warn=log.warning)
+    adapter_run.place(app())
+    return adapter_run
 
 
 def callable_or_none(name: str, function: Function | None) -> Function | None:

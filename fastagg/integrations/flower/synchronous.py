@@ -266,10 +266,10 @@ class SyncStrategy(Rounds[int], FedAvg):
 
     def _miss(self, server_round: int, gathering: Gathering[int, Any, Any], asked: Mapping[str, int]) -> None:
         """Note who did not answer. Those whose replies a subclass has left out did not fail."""
-        heard = set() if self._streaming is None else self._streaming.heard
-        came = {node for message_id, node in asked.items() if message_id in heard}
+        message_ids = set() if self._streaming is None else self._streaming.heard
+        nodes = {node for message_id, node in asked.items() if message_id in message_ids}
         for node in self._tasks.busy:
-            if node in came:
+            if node in nodes:
                 log.info("fastagg: the reply of node %d in round %d was left out by the strategy", node, server_round)
             elif self._runs or not gathering.good:  # else a wrapper may have left it out
                 gathering.bad.append((node, ClientFailure(f"no answer in round {server_round}")))

@@ -127,10 +127,10 @@ def noted(reply: RecordDict, node: int, receipt: Receipt | None = None, *, frees
     Args:
         frees: whether its arrays need not stay.
     """
-    who = ConfigRecord({"node-id": node})
+    label = ConfigRecord({"node-id": node})
     if receipt is not None:
-        who["version"], who["delay"] = receipt.version, receipt.delay
-    records = {**reply, WHO: who}
+        label["version"], label["delay"] = receipt.version, receipt.delay
+    records = {**reply, WHO: label}
     return FreedReply(records) if frees else RecordDict(records)
 
 
@@ -165,8 +165,8 @@ def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
 
 def pull(grid: Grid, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
     """The replies that have arrived, a few at a time."""
-    left, at_once = iter(list(message_ids)), 1 if server.layout.size >= _LARGE else _AT_ONCE
-    while asked := list(islice(left, at_once)):
-        if messages := list(grid.pull_messages(asked)):
+    ids, at_once = iter(list(message_ids)), 1 if server.layout.size >= _LARGE else _AT_ONCE
+    while batch := list(islice(ids, at_once)):
+        if messages := list(grid.pull_messages(batch)):
             yield messages
             del messages  # before more are read

@@ -28,7 +28,7 @@ from fastagg.integrations.goals import Settings
 from fastagg.integrations.models import holds, put
 from fastagg.integrations.nvflare.traffic import Traffic
 from fastagg.integrations.replies import LateReply
-from fastagg.integrations.run import FLARE, Rule, AdapterRun, check_limits
+from fastagg.integrations.run import FLARE, AdapterRun, Rule, check_limits
 from fastagg.server.server import Outcome
 from fastagg.storage.pieces import as_tensor
 
@@ -123,9 +123,8 @@ class Aggregator(ModelAggregator):
     def _follow(self, params: dict[str, Arrays]) -> None:
         """Take FLARE's model as the model, if other code has changed it."""
         traffic = self._traffic
-        if self._returned is not None and all(params.get(name) is value for name, value in self._returned.items()):
-            return
-        if holds(traffic.server, params):
+        is_own = self._returned is not None and all(params.get(name) is value for name, value in self._returned.items())
+        if is_own or holds(traffic.server, params):
             return
         if self._resumed:  # FLARE began with another one
             params.update(traffic.model())
@@ -174,7 +173,6 @@ class Aggregator(ModelAggregator):
         traffic = self._traffic
         with self._ending_the_job():
             self._add()
-        with self._ending_the_job():
             if traffic.session.close_round():
                 traffic.session.stepped()
         traffic.session.settle()

@@ -22,7 +22,7 @@ from fastagg.errors import ConfigError, FastaggError, RunFailed
 from fastagg.integrations.goals import Settings
 from fastagg.integrations.nvflare.traffic import Traffic
 from fastagg.integrations.replies import ClientFailure
-from fastagg.integrations.run import FLARE, Rule, AdapterRun, check_limits
+from fastagg.integrations.run import FLARE, AdapterRun, Rule, check_limits
 from fastagg.server.dispatch import Dispatch, Receipt
 
 
@@ -89,9 +89,9 @@ class AsyncController(ModelController):
         self.timeout, self.end_timeout, self.persistor_id = timeout, end_timeout, persistor_id
         check_limits(versions=versions, timeout=timeout, save_every=save_every, end_timeout=end_timeout)
         known = {field.name for field in fields(Settings)} & arguments.keys()
-        chosen = Settings(on_version=getattr(self, "on_version", None), **{name: arguments[name] for name in known})
+        goals = Settings(on_version=getattr(self, "on_version", None), **{name: arguments[name] for name in known})
         rule = Rule(FLARE, algorithm, settings, rounds=False)
-        run = AdapterRun(rule, chosen, checkpoint, save_every, log=self.info, warn=self.warning)
+        run = AdapterRun(rule, goals, checkpoint, save_every, log=self.info, warn=self.warning)
         self._traffic = Traffic(run, clients, weight_key, getattr(self, "evaluate", None), versions)
         self._ended = False
         self._broken: FastaggError | None = None
@@ -159,10 +159,10 @@ class AsyncController(ModelController):
                 self._traffic.session.refused(client, ClientFailure(f"no answer in {self.timeout} s"))
 
     def _wait_for_the_last(self) -> None:
-        until = time.monotonic() + self.end_timeout
-        while not self.abort_signal.triggered and time.monotonic() < until:
+        deadline = time.monotonic() + self.end_timeout
+        while not self.abort_signal.triggered and time.monotonic() < deadline:
             with self._taking:
-                if not self._traffic.book.waits:
+                if len(self._traffic.book.late()) == len(self._traffic.book.keys_of()):
                     return
             self._came.wait(self._task_check_period)
             self._came.clear()

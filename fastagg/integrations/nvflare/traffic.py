@@ -23,7 +23,7 @@ from fastagg._types import Arrays, Plain
 from fastagg.errors import DTypeMismatch, FastaggError, RunFailed, ShapeMismatch, UnknownVersion
 from fastagg.integrations import number_of, replies
 from fastagg.integrations.evaluation import Metrics, Window
-from fastagg.integrations.run import App, AdapterRun
+from fastagg.integrations.run import AdapterRun, App
 from fastagg.integrations.session import Book, OpenTask, Session
 from fastagg.model import Layout
 from fastagg.server.answers import Answer
@@ -66,8 +66,9 @@ class Traffic:
     """
 
     def __init__(
-        self, run: AdapterRun, clients: Sequence[str] | None = None, weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
-        evaluate: Callable[[int, Arrays], Metrics] | None = None, versions: int | None = None, lean: bool = False,
+        self, run: AdapterRun, clients: Sequence[str] | None = None,
+        weight_key: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND, evaluate: Callable[[int, Arrays], Metrics] | None = None,
+        versions: int | None = None, lean: bool = False,
     ) -> None:  # fmt: skip
         self.run, self.clients, self.weight_key, self.versions, self.lean = run, clients, weight_key, versions, lean
         self._evaluate = evaluate
@@ -107,9 +108,9 @@ class Traffic:
         with self._lock:
             task = self.server.dispatch(number_of(self.server, client, self.clients, "clients"))
             number = task.version if number is None else number
-            for other in self.book:
-                if other.task.flat is task.flat and other.task.incarnation == task.incarnation:
-                    task.share(other.task)
+            for open_task in self.book:
+                if open_task.task.flat is task.flat and open_task.task.incarnation == task.incarnation:
+                    task.share(open_task.task)
                     break
             self.book.put((client, number), client, task, timeout)
         rounds = {"current_round": number}
@@ -172,8 +173,8 @@ class Traffic:
                 raise
             if any(isinstance(outcome, Receipt) and outcome.applied for outcome in outcomes):
                 self.session.stepped()
-            became = zip(held, outcomes, strict=True)
-            return [(task.who, answer, metrics, outcome) for (task, answer, metrics), outcome in became]
+            results = zip(held, outcomes, strict=True)
+            return [(task.holder, answer, metrics, outcome) for (task, answer, metrics), outcome in results]
 
     def is_done(self) -> bool:
         """Whether later replies no longer count."""
@@ -190,8 +191,8 @@ class Traffic:
             if self.run.is_due:
                 self.run.save()
             if not self.is_done():
-                self.session.failures.check(here := list(clients))
-                self.session.lacks = "" if here else "clients: none is there"
+                self.session.failures.check(present := list(clients))
+                self.session.lacks = "" if present else "clients: none is there"
             return self.is_done()
 
     def end(self) -> None:
@@ -222,15 +223,15 @@ class Traffic:
         return dict(self.server.parameters())
 
     def _read(self, client: str, task: Dispatch, reply: FLModel) -> Answer:
-        whole = bool(reply.params_type == ParamsType.FULL)
-        usual, arrays = "model" if whole else "difference", reply.params
-        if reply.meta.get(f"{PREFIX}kind", usual) == usual:  # else a gradient, or what receive() takes
-            arrays, missing = _completed(arrays, task.views, whole, self.server.layout)
+        is_model = bool(reply.params_type == ParamsType.FULL)
+        kind, arrays = "model" if is_model else "difference", reply.params
+        if reply.meta.get(f"{PREFIX}kind", kind) == kind:  # else a gradient, or what receive() takes
+            arrays, missing = _completed(arrays, task.views, is_model, self.server.layout)
             if missing:
                 what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
                 self._once(client, f"{what}: they count as they were")
         return replies.answer(
-            self.server, task, arrays, reply.meta, prefix=PREFIX, kind=usual, samples=self._weight(client, reply),
+            self.server, task, arrays, reply.meta, prefix=PREFIX, kind=kind, samples=self._weight(client, reply),
             extra=reply.meta.get(EXTRA),
         )._replace(still=self.lean)  # fmt: skip
 
@@ -249,7 +250,7 @@ class Traffic:
 
 
 def _completed(
-    arrays: object, sent: Mapping[str, Arrays], whole: bool, layout: Layout
+    arrays: object, sent: Mapping[str, Arrays], is_model: bool, layout: Layout
 ) -> tuple[dict[str, Arrays], list[str]]:
     """Complete a reply: one array for each of the model's arrays, in types that the server reads.
 
@@ -260,7 +261,7 @@ def _completed(
     Args:
         arrays: the reply's ``params``.
         sent: the model as it went out to this client.
-        whole: True for a trained model, False for a difference from ``sent``.
+        is_model: True for a trained model, False for a difference from ``sent``.
         layout: the server's.
 
     Returns:
@@ -273,7 +274,7 @@ def _completed(
     missing = [name for name in sent if name not in arrays]
     complete = {name: _typed(name, _loaded(value), types.get(name)) for name, value in arrays.items()}
     for name in missing:
-        complete[name] = sent[name] if whole else torch.zeros_like(as_tensor(sent[name]))
+        complete[name] = sent[name] if is_model else torch.zeros_like(as_tensor(sent[name]))
     return complete, missing
 
 
