@@ -7,6 +7,7 @@ this client (a client has one at a time). If the client's metadata has ``version
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 import threading
@@ -35,18 +36,20 @@ from appfl.algorithm.aggregator import BaseAggregator
 from appfl.algorithm.scheduler import AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 
-_RUN = ("trackers", "best", "max_failures", "max_in_a_row", "max_seconds")  # of a run's settings
-_KNOWN = (
-    "algorithm", "settings", "num_clients", "client_ids", "model_path", "model_name", "model_kwargs", "checkpoint",
-    "save_every", "gradient_based", *_RUN,
-)  # fmt: skip
 _REFUSED = {  # settings of APPFL's own aggregators, and of a run, which have no effect here
     "K": "a setting of APPFL's own aggregators; in settings it is buffer_size",
     "use_secure_agg": "only APPFL's own FedAvg reads masked updates",
     "stop": "APPFL sets the number of updates of a run, num_global_epochs",
     "evaluate_every": "APPFL's clients evaluate, and the server does not",
+    "evaluate_aside": "APPFL's clients evaluate, and the server does not",
     "on_version": "not in a configuration file; subclass Aggregator",
+    "retry_after": "APPFL's schedulers give a client its next task at once",
 }
+_RUN = [field.name for field in dataclasses.fields(Settings) if field.name not in _REFUSED]
+_KNOWN = (
+    "algorithm", "settings", "num_clients", "client_ids", "model_path", "model_name", "model_kwargs", "checkpoint",
+    "save_every", "gradient_based", *_RUN,
+)  # fmt: skip
 _SCHEDULERS = (AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler)
 _NO_METRICS = ("round", "version")  # numbers in a client's metadata that are none
 Key = str | int | tuple[str, int]  # a client, or a task that went out without saying to whom

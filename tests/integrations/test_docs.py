@@ -4,6 +4,8 @@ What a block takes for granted (the reader's model, app, message) is set up befo
 its own (tests/docs/test_own_server.py).
 """
 
+import ast
+import dataclasses
 import os
 import re
 import shutil
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 import fastagg
+from fastagg.integrations.goals import Settings
 
 FOLDER = Path(__file__).parents[2] / "docs" / "integrations"
 PAGES = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.md"))}
@@ -109,6 +112,19 @@ def test_a_framework_s_page_is_short() -> None:
     names = "index", "flower", "nvflare", "appfl", "pfl", "own", "coming-from", "flsim", "runs"
     assert set(PAGES) == {f"{name}.md" for name in names}
     assert {name: len(text.split()) for name, text in PAGES.items() if len(text.split()) > 900} == {}
+
+
+def test_a_setting_of_a_run_is_in_the_table_and_an_argument_of_flares_controller() -> None:
+    names = {field.name for field in dataclasses.fields(Settings)}
+    table = PAGES["index.md"].partition("## Settings of a run")[2]
+    rows = re.findall(r"^\| (`.*?) \|.*\|(.*)\|$", table, re.MULTILINE)
+    places = {name: place.strip() for cell, place in rows for name in re.findall(r"`(\w+)[`=]", cell)}
+    assert places.keys() == names
+    source = Path(fastagg.__file__).parent / "integrations" / "nvflare" / "asynchronous.py"  # FLARE may be missing
+    functions = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.FunctionDef)]
+    arguments = {argument.arg for node in functions if node.name == "__init__" for argument in node.args.args}
+    elsewhere = {name for name, place in places.items() if "FLARE" in place or place == "`AsyncStrategy`"}
+    assert names - arguments == elsewhere
 
 
 def test_every_block_is_known() -> None:

@@ -67,10 +67,8 @@ class AsyncStrategy(FedAvg):
         checkpoint: file for the server, the history and the nodes' numbers. If it exists, the run goes on from it, and
             tasks that were open then are sent again.
         checkpoint_every: versions between two checkpoints.
-        settings: those of :class:`fastagg.integrations.goals.Settings` (``stop``, ``best``, ``on_version``,
-            ``trackers``, ``max_failures``, ``max_in_a_row``, ``max_seconds``, ``retry_after``, ``evaluate_every``,
-            ``evaluate_aside``), and of ``flwr.serverapp.strategy.FedAvg``. While fewer than
-            ``min_available_nodes`` (1) are online, no node gets a task.
+        settings: those of :class:`fastagg.integrations.goals.Settings`, and of ``flwr.serverapp.strategy.FedAvg``.
+            While fewer than ``min_available_nodes`` (1) are online, no node gets a task.
 
     Attributes:
         server: the Server, after the start.
