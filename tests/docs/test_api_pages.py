@@ -96,7 +96,7 @@ def test_every_argument_of_an_adapter_is_explained_and_every_setting_of_a_run_is
     for call, text in re.findall(r"```text\n(.+)\n((?:(?!```).*\n)*)", made["integrations"]):
         for name in re.findall(r"[(,*] ?(\w+): ", call):
             assert name in ("settings", "clock") or re.search(
-                rf"^ {{4}}(?:\w+, )*{name}\b.*:|``{name}``", text, re.M
+                rf"^ {{4}}(?:\w+,\s+)*{name}\b[^:]*:|``{name}``", text, re.M
             ), name
     page = (DOCS / "integrations" / "index.md").read_text()
     assert not [one.name for one in fields(Settings) if not re.search(rf"^\| .*`{one.name}[`=]", page, re.M)]

@@ -114,12 +114,11 @@ def test_a_framework_s_page_is_short() -> None:
     assert {name: len(text.split()) for name, text in PAGES.items() if len(text.split()) > 900} == {}
 
 
-def test_a_setting_of_a_run_is_in_the_table_and_an_argument_of_flares_controller() -> None:
+def test_flares_controller_takes_every_setting_of_a_run_unless_the_table_says_where_it_is() -> None:
     names = {field.name for field in dataclasses.fields(Settings)}
     table = PAGES["index.md"].partition("## Settings of a run")[2]
     rows = re.findall(r"^\| (`.*?) \|.*\|(.*)\|$", table, re.MULTILINE)
     places = {name: place.strip() for cell, place in rows for name in re.findall(r"`(\w+)[`=]", cell)}
-    assert places.keys() == names
     source = Path(fastagg.__file__).parent / "integrations" / "nvflare" / "asynchronous.py"  # FLARE may be missing
     functions = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.FunctionDef)]
     arguments = {argument.arg for node in functions if node.name == "__init__" for argument in node.args.args}
