@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastagg.public import __version__ as __version__
 
 
-_TORCH = 2, 6  # the oldest, as pyproject.toml says
+_TORCH = 2, 6  # the oldest version that works, as in pyproject.toml
 
 
 def _check_torch() -> None:
@@ -48,8 +48,8 @@ if not TYPE_CHECKING:  # a type checker that sees this function would accept eve
 
     def __getattr__(name: str) -> object:
         if not name.startswith("__") or name in ("__all__", "__version__"):
-            # `from fastagg import ops` calls this first. Inside the package it must import only ops, because the rest
-            # may be half imported at that moment.
+            # `from fastagg import ops` calls this first. Inside the package it must import only ops, because other
+            # modules may be half imported at that moment.
             if find_spec(f"fastagg.{name}") is not None:
                 return import_module(f"fastagg.{name}")
             _import_everything()

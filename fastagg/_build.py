@@ -25,8 +25,8 @@ _MOST_THREADS = 4096  # more than any machine has cores; a larger number is a mi
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: by its CPU affinity, and its control group's quota if there is
-    one."""
+    """Return how many cores this process may use, by its CPU affinity and, if there is one, its control group's
+    quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -100,7 +100,7 @@ def build_info() -> Plain:
 
 
 def facts() -> Plain:
-    """Return what a bug report or a page of results needs of a machine and its software, as plain data for JSON."""
+    """Return facts about this machine and its software for a bug report or a page of results, as plain data."""
     import numpy as np
 
     built, torch = build_info(), sys.modules.get("torch")  # a page of results that are only read needs no torch

@@ -41,7 +41,7 @@ def extension() -> ModuleType:
     return module
 
 
-def _installed():  # type: ignore[no-untyped-def]  # typeshed's name of the type is private
+def _installed():  # type: ignore[no-untyped-def]  # the type's name in typeshed is private
     try:
         folder = distribution("fastagg").locate_file("fastagg")
     except PackageNotFoundError:

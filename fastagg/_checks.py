@@ -21,11 +21,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from fastagg._types import Arrays
 from fastagg.errors import ConfigError
 
-_LARGEST = 3.4e38  # of float32, in which kernels compute
-_MOST = 2**63 - 1  # of the whole numbers that native code takes
+_LARGEST = 3.4e38  # of float32, the type in which kernels compute
+_MOST = 2**63 - 1  # of whole numbers in native code
 
-# What other libraries and papers call our arguments and methods, if the spelling is too different to guess. Of several
-# names of ours the first that exists in that place is proposed.
+# Names of our arguments and methods in other libraries and papers, if the spelling is too different to guess. If we
+# have several names for one, the first that exists in that place is proposed.
 _ELSEWHERE = {
     "learning_rate": ("lr", "alpha"), "server_lr": ("lr", "alpha"), "server_learning_rate": ("lr", "alpha"),
     "eta": ("lr", "alpha"), "lr": ("alpha", "lam"), "step_size": ("lr",), "epsilon": ("eps",), "tau": ("eps",),
@@ -45,7 +45,7 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def warn(text: str) -> None:
-    """Warn at the line outside the package that has called it."""
+    """Warn at the line outside the package from which the call came."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
@@ -53,13 +53,13 @@ def warn(text: str) -> None:
 
 
 class SettingRule(NamedTuple):
-    """What a setting may be besides its type: ``lr: Annotated[float, SettingRule(least=0)]``.
+    """The values that a setting may have, besides its type: ``lr: Annotated[float, SettingRule(least=0)]``.
 
     Attributes:
-        default: its value if it is not given, where nothing else says it.
+        default: its value if it is not given and the declaration has no default of its own.
         least, above, below, most: its range, for numbers.
-        name: what it is called in messages, if not by its own name.
-        free: whether it may change from one opening of a folder to the next: it does not affect the model.
+        name: its name in messages, if this is not its own name.
+        free: whether it may change from one opening of a folder to the next, because it does not affect the model.
         kept: whether a checkpoint has it.
     """
 
@@ -84,7 +84,7 @@ Size = Annotated[int, SettingRule(least=1, name="buffer_size")]
 
 
 class _ShortRepr(reprlib.Repr):
-    """Arrays, models and classes by their kind, all others by their repr, cut."""
+    """Shows arrays, models and classes by their kind, and everything else by its repr, shortened."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _ShortRepr(reprlib.Repr):
 
 
 def wrong(name: str, expected: str, value: object, do: str = "") -> str:
-    """Return the sentence of a refusal. ``do``: what to do about it, with the line to type if there is one."""
+    """Return the message of a refusal. ``do`` says what to do about it, with the line to type if there is one."""
     return f"{name}: expected {expected}, got {shown(value)}" + (f"; {do}" if do else "")
 
 
@@ -115,13 +115,13 @@ def shown(value: object) -> str:
 
 
 def no_attribute(owner: object, name: str) -> AttributeError:
-    """Return the error about an attribute that an object of ours, or the package itself, does not have."""
+    """Return the error about a missing attribute of one of our objects, or of the package itself."""
     what, near = f"{type(owner).__name__!r} object", ""
     if not name.startswith("_"):
         near = meant(name, [known for known in dir(owner) if not known.startswith("_")])
     if isinstance(owner, ModuleType):
         what, near = f"module {owner.__name__!r}", near or f"; dir({owner.__name__}) lists what it has"
-    # With an object Python would add a suggestion of its own.
+    # With an object, Python would add its own suggestion.
     return AttributeError(f"{what} has no attribute {name!r}{near}", name=name, obj=None)
 
 
@@ -157,8 +157,8 @@ def flag(name: str, value: object) -> bool:
 
 
 def fits(name: str, value: Any, hint: Any) -> Any:
-    """Return ``value`` if it is what a type says, with its :class:`SettingRule`: a number, one of a Literal's words, or
-    a pair of them. A list, which a file has in place of a tuple, becomes one. Other types say nothing here."""
+    """Return ``value`` if it fits a type with its :class:`SettingRule`: a number, one of a Literal's words, or a pair
+    of them. A list becomes a tuple, because files have lists in place of tuples. Other types are not checked here."""
     kinds = dict(_kinds(hint, None))
     if value is None and NoneType in kinds:
         return value
@@ -198,7 +198,7 @@ def _kinds(hint: Any, rule: SettingRule | None) -> Iterator[tuple[Any, SettingRu
 
 
 def fields(owner: object, prefix: str = "") -> None:
-    """Check the fields of a dataclass of ours that say what they may be. Those of a user's class are its own."""
+    """Check the fields of our own dataclasses that have rules. Fields of a user's subclass are not checked."""
     for name, hint in hints(own_class(owner)).items():
         value = getattr(owner, name)
         checked = fits(prefix + name, value, hint)
@@ -207,7 +207,7 @@ def fields(owner: object, prefix: str = "") -> None:
 
 
 def own_class(owner: object) -> type:
-    """Return the class of ours that an object's class is, or is derived from."""
+    """Return the nearest of an object's classes that is defined in fastagg."""
     return next(base for base in type(owner).__mro__ if base.__module__.startswith("fastagg."))
 
 
@@ -219,7 +219,7 @@ def hints(kind: Any) -> Mapping[str, Any]:
 
 
 def says_nothing(hint: Any) -> bool:
-    """Return whether :func:`fits` takes any number or text for a type, because it has no rule."""
+    """Return whether :func:`fits` accepts any number or text for a type, because it has no rule."""
     return any(
         rule is None and (kind in (float, int, str) or (get_origin(kind) is tuple and says_nothing(get_args(kind)[0])))
         for kind, rule in _kinds(hint, None)
@@ -237,13 +237,13 @@ def path(name: str, value: object) -> Path:
         raise ConfigError(wrong(name, "a path: a str or a pathlib.Path", value))
     try:
         os.fspath(value).encode()
-    except (UnicodeEncodeError, AttributeError):  # a log, JSON and messages have it as UTF-8
+    except (UnicodeEncodeError, AttributeError):  # logs, JSON and messages need it in UTF-8
         raise ConfigError(wrong(name, "a path in UTF-8", value)) from None
     return Path(value)
 
 
 def parse_change(text: str) -> tuple[str, object]:
-    """Split "client.lr=0.1" into its key and its value. The value is read as TOML; if that fails, it is plain text."""
+    """Split "client.lr=0.1" into its key and its value. The value is read as TOML. If that fails, it is plain text."""
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     if not equals or not key or not all(key.split(".")):
@@ -267,7 +267,7 @@ def meant(name: object, known: Iterable[str]) -> str:
 
 
 def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | None:
-    """Return the known name that was probably meant. ``guess``: also one that is only spelt alike."""
+    """Return the known name that was probably meant. ``guess``: also consider names that are only spelt alike."""
     if not isinstance(name, str):
         return None
     by_lower = {spelling.lower(): spelling for spelling in known}
@@ -280,7 +280,7 @@ def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | 
 
 
 def _in_python(name: str, value: object, kind: type) -> str:
-    """Return what to write, if ``value`` is a number, but not one of Python's."""
+    """Return what to write if ``value`` is a number, but not one of Python's own types."""
     try:
         if isinstance(value, str) and kind is not bool:
             return f"write {kind(value)} without quotes"

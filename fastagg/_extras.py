@@ -1,4 +1,4 @@
-"""Optional packages: each belongs to an extra. The error about a missing package names its extra.
+"""Optional packages. Each belongs to an extra, and the error about a missing package names this extra.
 
 The core needs torch and numpy. The command line and the simulator need what pyproject.toml lists under their extras.
 """
@@ -22,7 +22,8 @@ def require(what: str, extra: str, modules: tuple[str, ...]) -> None:
     """Check that all ``modules`` are installed, without importing them.
 
     Raises:
-        MissingDependency: one is not. The message names it, who needs it (``what``) and how to install it.
+        MissingDependency: one is not installed. The message names it, the feature that needs it (``what``) and how to
+            install it.
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:

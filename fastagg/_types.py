@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-# What state_dict returns and load_state_dict takes: plain data and tensors by name, which checkpoint.py can write.
+# What state_dict returns and load_state_dict takes: plain data and tensors by name, which checkpoint.py writes.
 State = dict[str, Any]
-# Plain data as TOML and JSON hold it: a recipe or a section of one, keywords of a function, a summary.
+# Plain data as TOML and JSON hold it: a recipe or one of its sections, keywords of a function, a summary.
 Plain = dict[str, Any]
-# A model, an update, or an array of one. It has the form of the caller's ``params``, which no annotation can name.
+# A model, an update, or one of its arrays. It has the form of the caller's ``params``, which no annotation can name.
 Arrays = Any
-# Dicts, lists and tuples in each other, with plain data and tensors in them: a state, or a part of one.
+# Nested dicts, lists and tuples with plain data and tensors: a state, or a part of one.
 Tree = Any
-# An object of a library without types of its own, which is imported only where it is there.
+# An object of a library that has no types, and that is imported only where it is needed.
 Foreign = Any
-# An object of the compiled extension of which _native.pyi says no more: the engine, the log and what they hand out.
+# An object of the compiled extension whose class is not in _native.pyi: the engine, the log and what they return.
 Native = Any
-# What a commit exchanges: an object, its attribute (storage/cell.py), the value; or int64 numbers, an index, a number.
+# An exchange in a commit: object, attribute (storage/cell.py) and value, or int64 numbers, index and number.
 Move = tuple[object, str | int, object]
-# What clients send, and the values of its top-k (csrc/math/wire.h; fastagg/encoding checks them).
+# Formats of clients' updates, and of a top-k's values (csrc/math/wire.h). fastagg/encoding checks them.
 Format = Literal["int8", "int4", "int8-tensor", "sign", "bf16"]
 Values = Literal["fp32", "bf16", "int8", "int2"]

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.runs.result import Outcome
 
-EVERY = 30.0  # seconds between two lines where there is no terminal
+EVERY = 30.0  # seconds between two lines if there is no terminal
 
 
 class _Bar(rich.Progress):
-    """A bar on stderr with how many of how many, the share, and the time that is left.
+    """A bar on stderr with the count, the total, the share, and the time that is left.
 
-    Without a terminal it is a line every :data:`EVERY` seconds, when there is something new.
+    Without a terminal it prints a line every :data:`EVERY` seconds, if there is something new.
     """
 
     def __init__(self, total: float, words: str, console: Console | None) -> None:
@@ -40,7 +40,7 @@ class _Bar(rich.Progress):
         self._drawn = self._printed = time.monotonic()
 
     def show(self, completed: float, words: str, *, now: bool = False) -> None:
-        """Draw what is done, ten times a second at most; with ``now`` at once.
+        """Draw the progress, at most ten times a second. With ``now``, draw it at once.
 
         An update of a tiny model takes a millisecond. Drawing each one would slow the run down.
         """
@@ -72,7 +72,7 @@ class ProgressBar(_Bar, Progress):
 
 
 class CellsBar(_Bar, Watcher):
-    """The progress of all runs of a comparison, and a line for each run that ends."""
+    """The progress of all runs of a comparison, with a line for each run that ends."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(0, "", console)

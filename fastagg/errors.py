@@ -26,7 +26,7 @@ __all__ = [
 
 
 class FastaggError(Exception):
-    """The base of all of them.
+    """The base class of all errors of fastagg.
 
     Example:
         >>> try:
@@ -49,7 +49,8 @@ class WrongArguments(ConfigError, TypeError):
 
 
 class MissingPart(ConfigError, LookupError):
-    """A direction, optimizer or staleness policy with this name is not registered, or a setting of it has left."""
+    """A direction, optimizer or staleness policy with this name is not registered, or a setting of it no longer
+    exists."""
 
 
 class ShapeMismatch(FastaggError, ValueError):
@@ -61,8 +62,8 @@ class DTypeMismatch(FastaggError, TypeError, ValueError):
 
 
 class EncodingError(FastaggError, ValueError):
-    """Bytes or arrays that are no encoded update: of another length than their header tells, with a scale that is
-    negative or not finite, or with indices that are out of range or come twice."""
+    """The bytes or arrays are no encoded update: their length is not the header's, a scale is negative or not finite,
+    or indices are out of range or come twice."""
 
 
 class NonFiniteUpdate(FastaggError, ValueError):
@@ -82,12 +83,12 @@ class UnknownVersion(FastaggError, KeyError):
 
 
 class AlreadyCounted(UnknownVersion):
-    """A second answer to a task, or a second one with the same offset. Nothing has changed: drop it, and acknowledge
-    it to whoever sent it.
+    """A second answer to a task, or one with an offset that has counted. Nothing has changed. Drop the answer, and
+    acknowledge it to its sender.
 
     Attributes:
-        version, applied: those of the first answer's receipt, while the server remembers it: the last 16,384 tasks that
-            ended. Otherwise None.
+        version, applied: as in the first answer's receipt, while the server remembers it (for the last 16,384 ended
+            tasks). Otherwise None.
     """
 
     version: int | None = None
@@ -95,26 +96,27 @@ class AlreadyCounted(UnknownVersion):
 
 
 class StaleIncarnation(UnknownVersion):
-    """The answer is to a task of another incarnation of this server: to a version that a restart has lost."""
+    """The answer is to a task of another incarnation of this server, so to a version that a restart has lost."""
 
 
 class OtherClient(UnknownVersion):
-    """The task is another client's, as far as the server remembers. A checkpoint does not say whose an answered task
-    was: after a restart this is :class:`AlreadyCounted`."""
+    """The task is another client's. A checkpoint does not record whose task an answered one was, so after a restart the
+    error is :class:`AlreadyCounted`."""
 
 
 class Busy(FastaggError, RuntimeError):
-    """A limit is reached (clients, open tasks, waiting answers). Nothing has changed; the same call may work later."""
+    """A limit is reached (clients, open tasks, waiting answers). Nothing has changed. The same call may work later."""
 
 
 class TooSoon(FastaggError, RuntimeError):
-    """This client has taken part in the step already, where a rule counts clients (``answers_per_step``), or would take
-    part too often, or too soon, for a private server. Nothing has changed: wait for the next version."""
+    """The client may not take part in this step. Either the rule counts clients (``answers_per_step``) and this one has
+    taken part already, or a private server limits how often and how soon it may. Nothing has changed. Wait for the next
+    version."""
 
 
 class Reentered(FastaggError, RuntimeError):
     """A call that would change the server came from within another call of the same thread: from a rule of a user's
-    own, a finalizer or a signal handler. Nothing has changed; make the call when the outer one has returned."""
+    own, a finalizer or a signal handler. Nothing has changed. Make the call after the outer one has returned."""
 
 
 class NotDurable(FastaggError, RuntimeError):
@@ -139,12 +141,12 @@ class DeviceError(FastaggError, RuntimeError):
 
 
 class RunFailed(FastaggError, RuntimeError):
-    """A run cannot continue: its clients fail, or every answer is refused, and this would repeat. Has the last
-    cause."""
+    """A run cannot continue: its clients fail, or every answer is refused, and this would repeat. The cause is the last
+    error."""
 
 
 class NoMemory(FastaggError, MemoryError):
     """There is no memory left to take an answer, or to say why it is refused."""
 
 
-NO_MEMORY = NoMemory("there is no memory left for this answer")  # made while there is some
+NO_MEMORY = NoMemory("there is no memory left for this answer")  # made in advance, while there is memory

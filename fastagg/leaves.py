@@ -19,17 +19,17 @@ from fastagg.server.dispatch import Client, Partial, Samples
 from fastagg.storage import memory
 from fastagg.storage.cell import SwapCell
 
-_LARGEST = 2.0**120  # the limit of a sum's elements, as in csrc/engine/direction.h
-_REMEMBERED = 16_384  # as many ids as a server remembers, csrc/engine/ids.h
+_LARGEST = 2.0**120  # the limit of a sum's elements in csrc/engine/direction.h
+_REMEMBERED = 16_384  # how many ids are remembered, as by a server (csrc/engine/ids.h)
 
 
 class _Sum(NamedTuple):
-    """What a leaf has added up."""
+    """The sum of a leaf, and what it is made of."""
 
-    folds: int = 0  # that were added to this sum or an earlier one
+    folds: int = 0  # how many were added to this sum and to earlier ones
     updates: int = 0
     weight: float = 0.0
-    bound: float = 0.0  # of an element's magnitude
+    bound: float = 0.0  # the largest magnitude that an element can have
     total: Tensor | None = None
 
 
@@ -45,7 +45,7 @@ class Leaf:
         clip_norm, weighting, max_samples: the same as for the root's :class:`fastagg.Server`.
 
     Attributes:
-        count: the number of updates so far, those in sums of other leaves included.
+        count: the number of updates so far, including those in sums of other leaves.
 
     Example:
         >>> root, leaf = fastagg.FedBuff(torch.zeros(2), buffer_size=2), fastagg.Leaf(torch.zeros(2))
@@ -57,7 +57,7 @@ class Leaf:
         tensor([2., 2.])
     """
 
-    _sum = SwapCell[_Sum]()  # exchanged in the call that adds to its total: no interrupt falls between them
+    _sum = SwapCell[_Sum]()  # replaced in the native call that adds to its total, so no interrupt falls in between
 
     def __init__(
         self,
@@ -72,8 +72,9 @@ class Leaf:
         _checks.fits("weighting", weighting, Weighting)
         self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
         self.max_samples = max_samples
-        self._counted: dict[int | str, int] = {}  # tasks, the oldest first, and with which fold each counts
-        self._clients: dict[Client, int] = {}  # whose updates are in the sum, and with which fold each counts
+        # By task, the oldest first: the number of the fold with which it counts.
+        self._counted: dict[int | str, int] = {}
+        self._clients: dict[Client, int] = {}  # by client in the sum: the number of the fold with which it counts
         self._sum = _Sum()
 
     @property
@@ -87,13 +88,13 @@ class Leaf:
         """Add a client's update, in one pass over memory.
 
         Args:
-            client: whose it is. The root then counts this client once in a step, whatever leaf it comes by
-                (``answers_per_step``), and so does this leaf in a sum.
-            task: the id of this client's task. An answer that is delivered twice then counts once, in whichever sum it
-                was. Clients that share a root's task need ids of their own, such as ``f"{task.id}/{client}"``. The last
-                16,384 are remembered, by this object only: a leaf writes nothing to a disk, and a new one knows none of
-                them, nor the updates of the sum that was lost. After a restart the root decides: it counts the task of
-                a leaf once (``receive_partial(..., task=)``).
+            client: the client that sent it. This leaf then counts the client once in a sum, and the root counts it once
+                in a step through whatever leaf it comes (``answers_per_step``).
+            task: the id of this client's task. An answer that is delivered twice then counts once, even across sums.
+                Clients that share a root's task need ids of their own, such as ``f"{task.id}/{client}"``. Only this
+                object remembers them, the last 16,384. A leaf writes nothing to a disk: after a restart its sum is
+                lost, and it knows no earlier ids. The root still counts each task of a leaf once
+                (``receive_partial(..., task=)``).
 
         Raises:
             AlreadyCounted: an answer to this task was added. The sum is unchanged.
@@ -119,7 +120,7 @@ class Leaf:
         self._add(update, 1, share, () if client is None else (client,))
 
     def fold_partial(self, partial: Partial, *, task: int | str | None = None) -> None:
-        """Add another leaf's sum: this leaf is then one of a second or further level.
+        """Add another leaf's sum. This leaf is then on a higher level of a tree of leaves.
 
         All updates of all sums come from the version that the root sent. The sum was checked and clipped update by
         update where it was made, and is not clipped again.
@@ -144,10 +145,11 @@ class Leaf:
         self._add(partial.total, partial.updates, partial.weight, partial.clients, is_sum=True)
 
     def _begin(self, task: int | str | None) -> None:
-        """Refuse a task that counts. Another one is written down ahead, and counts when its fold does."""
+        """Refuse a task that has counted. A new task is noted in advance, and counts once its fold does."""
         if task is not None and (isinstance(task, bool) or not isinstance(task, int | str)):
             raise ConfigError(_checks.wrong("task", "a whole number or a string", task))
-        if self._counted and next(reversed(self._counted.values())) > self._sum.folds:  # it was refused, or cut short
+        # The last fold was refused or interrupted.
+        if self._counted and next(reversed(self._counted.values())) > self._sum.folds:
             self._counted.popitem()
         while len(self._counted) > _REMEMBERED:
             del self._counted[next(iter(self._counted))]
@@ -159,12 +161,13 @@ class Leaf:
     def _add(
         self, update: object, count: int, weight: float, clients: tuple[Client, ...], *, is_sum: bool = False
     ) -> None:
-        while self._clients and next(reversed(self._clients.values())) > self._sum.folds:  # of a fold that was refused
+        # Remove clients of a fold that was refused.
+        while self._clients and next(reversed(self._clients.values())) > self._sum.folds:
             self._clients.popitem()
         for client in clients:
             if client in self._clients:
                 raise TooSoon(f"client {client!r}: this leaf's sum has its update; take() the sum first")
-        self._clients |= dict.fromkeys(clients, self._sum.folds + 1)  # it counts when its fold does
+        self._clients |= dict.fromkeys(clients, self._sum.folds + 1)  # the note counts once the fold does
         parsed = self.layout.parse(update)
         seen = ops.inspect(parsed.parameters)
         if not seen.finite:
@@ -180,7 +183,8 @@ class Leaf:
             total = memory.empty(self.layout.size, pieces.device)
         at, before = vector("total", total, pieces.size, pieces.device), self._sum
         after = _Sum(before.folds + 1, before.updates + count, before.weight + weight, bound, total)
-        add = partial(native.engine.moving, [(self, "_sum", after)], native.accumulate)  # which makes it the leaf's sum
+        # The call that adds also makes the result the leaf's sum.
+        add = partial(native.engine.moving, [(self, "_sum", after)], native.accumulate)
         run(add, pieces, {"acc": 0 if fresh else at, "weight": factor, "out": at})
 
     def take(self) -> Partial:

@@ -31,8 +31,8 @@ _A, _B, _PEFT = ".lora_A.weight", ".lora_B.weight", "base_model.model."
 
 
 def cut(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
-    """Return the part of the server's adapters that a client of a smaller rank trains: the first rows of A, columns of
-    B.
+    """Return the part of the server's adapters that a client of a smaller rank trains: the first rows of A and the
+    first columns of B.
 
     Args:
         adapters: adapters of at least this rank. Other arrays are returned unchanged.

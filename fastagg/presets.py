@@ -1,9 +1,10 @@
 """The papers' algorithms under their names. Each combines a direction, an optimizer and a staleness policy.
 
-Each takes the settings of its parts and of :class:`fastagg.Server`, too: ``help(fastagg.FedBuff)`` has them all. One
-that is out of range raises :class:`fastagg.ConfigError`. An unknown one does, too, and the message names the nearest.
+Each also takes the settings of its parts and of :class:`fastagg.Server`. ``help(fastagg.FedBuff)`` lists them all. A
+setting that is out of range raises :class:`fastagg.ConfigError`. So does an unknown one, and the message names the
+nearest.
 
-The same in every preset that has them:
+These arguments mean the same in every preset that has them:
 
 - ``params``: the model, in any form that :class:`fastagg.Server` takes.
 - ``lr``: the server's learning rate eta, >= 0.
@@ -81,7 +82,7 @@ __all__ = [
 
 P = ParamSpec("P")
 _ROUNDS, _STEPS = directions.RoundSettings.__annotations__, names.SecondSettings.__annotations__
-# What presets pass on to their parts and to the server, with its defaults.
+# Settings that presets pass on to their parts and to the server, with their defaults.
 _PASSED_ON: dict[str, object] = {
     **{name: getattr(directions.Buffer, name) for name in _ROUNDS},
     **{name: getattr(AMSGrad, name) for name in _STEPS},
@@ -90,7 +91,7 @@ _PASSED_ON: dict[str, object] = {
 
 
 def preset(function: Callable[P, Server]) -> Callable[P, Server]:
-    """Register a preset. Its signature gets what it passes on, in place of its ``**``."""
+    """Register a preset. Its signature lists the keywords that it passes on, in place of its ``**``."""
     checked, known = registered(function), _keywords.of(function)
     more = [name for name in _PASSED_ON if name in known.settings and name not in known.named]
     _keywords.passes_on(checked, {name: _PASSED_ON[name] for name in more})
@@ -131,8 +132,9 @@ def FedBuff(
 ) -> Server:
     """Buffered asynchronous aggregation: ``x <- x + lr * sum(s(tau_i)*Delta_i)/M`` over every M updates.
 
-    Nguyen et al. 2022, without differential privacy; the ACE paper, Algorithm a.2. ``staleness`` is s: 1 by default;
-    FedBuff's paper has ``fastagg.Polynomial(0.5)``. ``normalize`` is another divisor than M. Updates count ``uniform``.
+    Nguyen et al. 2022, without differential privacy, and the ACE paper, Algorithm a.2. ``staleness`` is s. It is 1 by
+    default; FedBuff's paper has ``fastagg.Polynomial(0.5)``. ``normalize`` sets another divisor than M. Updates count
+    ``uniform``.
 
     Args:
         params, lr, buffer_size, staleness: as in every preset (:mod:`fastagg.presets`).
@@ -176,8 +178,8 @@ def FADAS(
         params, lr, buffer_size, moments: as in every preset (:mod:`fastagg.presets`).
         betas, eps: the paper's. torch's AMSGrad has (0.9, 0.999) and a bias correction.
         delay_threshold: tau_c. If the largest delay in the buffer exceeds it, the step shrinks. None: never.
-        delay_rule: ``scaled`` is ``lr/tau_max`` (Eq. 77, used in the paper's experiments). ``reciprocal`` is
-            ``min(lr, 1/tau_max)`` (Eq. 4): with the default rate nothing below a delay of 1,000.
+        delay_rule: ``scaled`` is ``lr/tau_max`` (Eq. 77, used in the paper's experiments). ``reciprocal`` is ``min(lr,
+            1/tau_max)`` (Eq. 4). With the default rate it changes nothing below a delay of 1,000.
         bias_correction: as in the authors' program. The paper's Algorithm 1 has none.
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
@@ -497,9 +499,9 @@ def FedAC(
 ) -> Server:
     """FedAC, a baseline of the FedEcho paper. A **reconstruction**: the equations of its own paper were not available.
 
-    Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, or 1 if fresh (0.1 in AFL-Benchmark's program); their
-    samples are ``uniform``. Their mean D goes into Adam's moments, and
-    ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control variates:
+    Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, or 1 if fresh (0.1 in AFL-Benchmark's program). Their
+    numbers of samples have no effect (``uniform``). Their mean D goes into Adam's moments, and ``x <- x + lr*(b1*m +
+    (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control variates:
     :class:`fastagg.clients.DriftCorrection`. Pass its second result to ``receive`` as ``control``.
 
     Args:
@@ -535,7 +537,7 @@ def FedAvg(
 ) -> Server:
     """Synchronous averaging, ``x <- sum_i p_i x_i^K`` where p_i is the share of samples (the AsyncFedED paper, Eq. 38).
 
-    Updates count by ``samples``, as in McMahan et al. 2017 and Flower; in APPFL's default they count alike.
+    Updates count by ``samples``, as in McMahan et al. 2017 and Flower. In APPFL's default they count alike.
 
     For FedProx (Eq. 39) use this server with :func:`fastagg.clients.add_proximal_gradient_` on the clients.
 
@@ -591,8 +593,8 @@ def FedAvgM(
 ) -> Server:
     """Synchronous rounds; momentum on the mean delta D: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019).
 
-    The heavy ball; FL-bench's FedAvgM is Nesterov's. Updates count ``uniform``, as in APPFL's default; in Flower, FLARE
-    and FL-bench by samples.
+    This is heavy-ball momentum. FL-bench's FedAvgM is Nesterov's. Updates count ``uniform``, as in APPFL's default. In
+    Flower, FLARE and FL-bench they count by samples.
 
     Args:
         params, lr, clients_per_round, moments: as in every preset (:mod:`fastagg.presets`).
@@ -625,13 +627,13 @@ def FedAdam(
 ) -> Server:
     """Synchronous rounds; Adam on the mean delta D: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021: eps 1e-3).
 
-    ``eps`` is their tau. Their Algorithm 2 starts v at tau^2 (``initial=eps**2``, as in APPFL); v starts at 0 here, as
-    in Flower and FL-bench. ``betas`` and no bias correction are theirs. Updates count ``uniform``, as in their
-    Algorithm 1 and in APPFL's default; in Flower, FLARE and FL-bench by samples.
+    ``eps`` is their tau. Their Algorithm 2 starts v at tau^2 (``initial=eps**2``, as in APPFL). Here v starts at 0, as
+    in Flower and FL-bench. ``betas`` are theirs, and they have no bias correction. Updates count ``uniform``, as in
+    their Algorithm 1 and in APPFL's default. In Flower, FLARE and FL-bench they count by samples.
 
     Args:
         params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
-        bias_correction: Adam's.
+        bias_correction: whether to correct the moments as Adam does.
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -653,12 +655,12 @@ def FedYogi(
 ) -> Server:
     """Synchronous rounds; Yogi on the mean delta D: as Adam, but ``v <- v - (1-b2)*D*D*sign(v - D*D)``.
 
-    Reddi et al. 2021. Defaults, the ``uniform`` weighting and the start of v as in :func:`FedAdam`; FedScale's Yogi
-    starts at tau, optax's at 1e-6.
+    Reddi et al. 2021. Defaults, the ``uniform`` weighting and the start of v are as in :func:`FedAdam`. FedScale's Yogi
+    starts v at tau, optax's at 1e-6.
 
     Args:
         params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
-        bias_correction: Adam's.
+        bias_correction: whether to correct the moments as Adam does.
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -679,7 +681,7 @@ def FedAdagrad(
 ) -> Server:
     """Synchronous rounds; Adagrad on the mean delta D: as Adam, but ``v <- v + D*D`` (Reddi et al. 2021).
 
-    Defaults, the ``uniform`` weighting and the start of v as in :func:`FedAdam`; ``beta`` is 0, so that ``m = D``.
+    Defaults, the ``uniform`` weighting and the start of v are as in :func:`FedAdam`. ``beta`` is 0, so ``m = D``.
 
     Args:
         params, lr, clients_per_round, eps, moments: as in every preset (:mod:`fastagg.presets`).
@@ -705,11 +707,11 @@ def FedAMS(
 ) -> Server:
     """Synchronous rounds; AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1).
 
-    The maximum is of v, also with a bias correction (torch's). Updates count ``uniform``.
+    The maximum is taken of v, even with a bias correction (as in torch). Updates count ``uniform``.
 
     Args:
         params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
-        bias_correction: Adam's.
+        bias_correction: whether to correct the moments as Adam does.
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -783,13 +785,13 @@ def Krum(
     lr: float = 1.0,
     **server: Unpack[RobustRounds],
 ) -> Server:
-    """Synchronous rounds; D is the delta whose M - f - 2 nearest others are nearest (Blanchard et al. 2017; Flower).
+    """Synchronous rounds; D is the delta nearest to its M - f - 2 nearest others (Blanchard et al. 2017; Flower).
 
     Updates count ``uniform``.
 
     Args:
         params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
-        num_malicious_nodes: f, of which M must be at least 2f + 3.
+        num_malicious_nodes: f. M must be at least 2f + 3.
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -814,11 +816,11 @@ def MultiKrum(
 ) -> Server:
     """Synchronous rounds; the mean of the ``num_nodes_to_select`` best deltas by :func:`Krum`'s measure.
 
-    Blanchard et al. 2017. Updates count ``uniform`` in the mean; in Flower by samples.
+    Blanchard et al. 2017. Updates count ``uniform`` in the mean. In Flower they count by samples.
 
     Args:
         params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
-        num_malicious_nodes: f, of which M must be at least 2f + 3.
+        num_malicious_nodes: f. M must be at least 2f + 3.
         num_nodes_to_select: M - f by default.
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
@@ -845,9 +847,9 @@ def DiLoCo(
 ) -> Server:
     """Synchronous rounds of few workers; Nesterov on their mean delta: ``m <- mu*m + D; x <- x + lr*(D + mu*m)``.
 
-    Douillard et al. 2023 (arXiv 2311.08105), Algorithm 1; its outer optimizer is torch's SGD with Nesterov's momentum,
-    0.7 and 0.9. Workers train hundreds of steps with an optimizer of their own, such as AdamW. Updates count
-    ``uniform``.
+    Douillard et al. 2023 (arXiv 2311.08105), Algorithm 1. Its outer optimizer is torch's SGD with Nesterov's momentum,
+    with rate 0.7 and momentum 0.9. Workers train hundreds of steps with an optimizer of their own, such as AdamW.
+    Updates count ``uniform``.
 
     Args:
         params, lr, clients_per_round, momentum, moments: as in every preset (:mod:`fastagg.presets`).
@@ -875,10 +877,10 @@ def AsyncDiLoCo(
     staleness: Staleness | None = None,
     **server: Unpack[StepSettings],
 ) -> Server:
-    """DiLoCo without rounds: every update steps by ``lr*Delta/N``, and the momentum by their mean at every N-th.
+    """DiLoCo without rounds: every update steps by ``lr*Delta/N``, and every N-th also by the momentum of their mean.
 
-    Liu et al. 2024, Asynchronous Local-SGD (arXiv 2401.09135), Algorithm 3: see :class:`fastagg.DelayedNesterov`. Its
-    dynamic local updates are ``fastest_steps`` of the server.
+    Liu et al. 2024, Asynchronous Local-SGD (arXiv 2401.09135), Algorithm 3, see :class:`fastagg.DelayedNesterov`. The
+    server's ``fastest_steps`` are its dynamic local updates.
 
     Args:
         params, lr, momentum, staleness: as in every preset (:mod:`fastagg.presets`).
@@ -956,8 +958,8 @@ def DecoupledDiLoCo(
 
     Args:
         params, lr, momentum, moments, staleness: as in every preset (:mod:`fastagg.presets`).
-        buffer_size: the number of learners; the step comes when all have answered, or ``grace`` seconds after the
-            ``at_least``-th (the quorum). None: by the quorum alone.
+        buffer_size: the number of learners. The step comes when all have answered, or ``grace`` seconds after the
+            ``at_least``-th (the quorum). None: only the quorum counts.
         weighting: ``tokens``: answers come with ``num_samples=(tokens, steps)``. Or ``samples``, or ``uniform``.
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
@@ -981,8 +983,8 @@ def DecoupledDiLoCo(
 def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server: Unpack[ServerSettings]) -> Server:
     """Asynchronous SGD that ignores gradients with a delay of R or more: ``x <- x - lr*g_i`` if ``tau < R``.
 
-    Maranjyan et al. 2025 (arXiv 2501.16168), the variant that stops nobody. An ignored gradient makes no
-    version; its client is sent the current one.
+    Maranjyan et al. 2025 (arXiv 2501.16168), the variant that stops nobody. An ignored gradient makes no version. Its
+    client is sent the current one.
 
     Args:
         params, lr: as in every preset (:mod:`fastagg.presets`).

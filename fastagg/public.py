@@ -1,7 +1,7 @@
 """All public names, in one place. ``import fastagg`` imports this module when the first of them is used.
 
-Modules that grow list their names themselves, in ``__all__``. Their names are registered from there, and the pages in
-docs/api take them from the registry. A name that is imported here ``as`` itself is public for type checkers, too.
+Growing modules list their public names in ``__all__``. Those names are registered from there, and the pages in docs/api
+take them from the registry. A name that is imported here ``as`` itself is public for type checkers, too.
 """
 
 from fastagg import clients as clients

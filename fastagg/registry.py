@@ -1,4 +1,4 @@
-"""All names: of the presets, the parts, and users' own parts.
+"""The names of the presets, the package's parts and users' own parts.
 
 A checkpoint contains parts as a name and settings, so a program that reads it must know the names. :mod:`fastagg.rules`
 and :mod:`fastagg.presets` register the package's own, and :func:`register` a user's.
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class RulePart:
-    """What a server is made of: base class of directions, optimizers and staleness policies."""
+    """Base class of directions, optimizers and staleness policies, the parts of a server."""
 
     def __post_init__(self) -> None:
         _checks.fields(self)
@@ -35,7 +35,7 @@ _presets: dict[str, Callable[..., Any]] = {}
 
 
 def fill() -> None:
-    """Import the package's own parts and presets, which register themselves. fastagg/__init__.py sets it."""
+    """Import the package's own parts and presets, which register themselves. fastagg/__init__.py replaces this."""
 
 
 def add_kind(kind: str, base: type) -> None:
@@ -89,7 +89,7 @@ def register(part: type[T]) -> type[T]:
         raise ConfigError(f"register: there is another {kind} {name!r}, {_path(there)}: call {_path(part)} otherwise")
     if "__init__" in vars(part) and not hasattr(part.__init__, "__wrapped__"):
         names = {*inspect.signature(part.__init__).parameters} - {"self"}
-        if names == {field.name for field in fields(part) if field.init}:  # the dataclass's, not one of the user's own
+        if names == {field.name for field in fields(part) if field.init}:  # the dataclass made it, not the user
             part.__init__ = _keywords.checked(part.__init__)
     _parts[kind, name] = part
     return part
@@ -130,7 +130,7 @@ def _plain(value: object) -> bool:
 
 
 def part(kind: str, settings: Mapping[str, object]) -> Any:
-    """Return the direction, optimizer or staleness policy that :func:`describe` described."""
+    """Return the direction, optimizer or staleness policy from the plain data that :func:`describe` returned."""
     values = dict(settings)
     name = values.pop("name", None)
     if not isinstance(name, str) or not name.isidentifier():
@@ -154,7 +154,7 @@ def part(kind: str, settings: Mapping[str, object]) -> Any:
 def preset(function: Callable[P, R]) -> Callable[P, R]:
     """Register a preset under its name. Wrong keywords raise ConfigError with the line to write.
 
-    If it passes keywords on to :class:`fastagg.Server`, they are typed: ``**server: Unpack[fastagg.ServerSettings]``.
+    Keywords that it passes on to :class:`fastagg.Server` must be typed: ``**server: Unpack[fastagg.ServerSettings]``.
     """
     checked = _keywords.checked(function, _place)
     _presets[function.__name__] = checked
@@ -162,7 +162,7 @@ def preset(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _place(key: str) -> str:
-    """Say which part has a setting that a preset does not pass on, and what to write. Empty: none has it."""
+    """Return which part has a setting that a preset does not pass on, and what to write. Empty: no part has it."""
     ours = (part for part in _parts.values() if part.__module__.startswith("fastagg."))
     owners = [part.__name__ for part in ours if any(setting.name == key and setting.init for setting in fields(part))]
     owners = ["Server"] if key in _bases else owners
@@ -171,7 +171,7 @@ def _place(key: str) -> str:
 
 
 def presets() -> Mapping[str, Callable[..., Any]]:
-    """Return all algorithms, name to function. Recipes and other frameworks' configurations may use these names."""
+    """Return all presets, by name. Recipes and other frameworks' configurations may use these names."""
     fill()
     return MappingProxyType(_presets)
 

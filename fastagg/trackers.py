@@ -1,4 +1,4 @@
-"""Trackers for metrics: a CSV file; TensorBoard, MLflow and Weights & Biases, each through its own client.
+"""Trackers for metrics: a CSV file, or TensorBoard, MLflow and Weights & Biases through their own clients.
 
 A tracker gets one row of numbers at a time, ``log({"accuracy": 0.9}, step=3)``, and is closed at the end. Every
 integration and ``fastagg.sim.run`` take ``trackers=``: trackers, or plain data that a configuration file can hold::
@@ -34,12 +34,12 @@ class Tracker(Protocol):
         """Finish: no more rows follow."""
 
 
-# What ``trackers=`` takes.
+# The argument ``trackers`` of integrations and runs.
 AnyTrackers = Tracker | Iterable[Tracker] | Mapping[str, object] | None
 
 
 class CSV:
-    """Lines of ``version,metric,value`` in a file. What one client reports is called ``client/CLIENT/METRIC``.
+    """Writes lines of ``version,metric,value`` to a file. A metric of one client is called ``client/CLIENT/METRIC``.
 
     Args:
         file: lines are added to it.
@@ -77,7 +77,7 @@ class TensorBoard:
     def log(self, row: Mapping[str, float], step: int) -> None:
         for name, value in row.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # a run may be killed
+        self._writer.flush()  # a run may be killed at any time
 
     def close(self) -> None:
         self._writer.close()
@@ -116,7 +116,7 @@ class MLflow:
 
 
 class WandB:
-    """A run of Weights & Biases; the arguments are ``wandb.init``'s: ``project``, ``name``, ``mode``, ``dir``, ...
+    """A run of Weights & Biases. The arguments are ``wandb.init``'s: ``project``, ``name``, ``mode``, ``dir``, ...
 
     Raises:
         MissingDependency: wandb is not installed.
@@ -124,7 +124,7 @@ class WandB:
 
     def __init__(self, project: str | None = None, **init: object) -> None:
         self._run: Foreign = _imported("wandb", "wandb").init(project=project, **init)
-        # Its own steps may only grow, and what clients find of a version comes after the next version's row.
+        # W&B's own steps may only grow, but clients' metrics of a version come after the next version's row.
         self._run.define_metric("version")
         self._run.define_metric("*", step_metric="version")
 
@@ -139,7 +139,8 @@ _KNOWN: dict[str, Callable[..., Tracker]] = {"csv": CSV, "tensorboard": TensorBo
 
 
 def made(trackers: AnyTrackers) -> list[Tracker]:
-    """Make trackers from one, from several, or from ``{name: settings}``: a mapping, or the first setting."""
+    """Return the trackers of ``trackers=``: one, several, or ``{name: settings}``: a mapping, or the first setting
+    alone."""
     if trackers is None:
         return []
     if isinstance(trackers, Tracker):
@@ -154,7 +155,7 @@ def made(trackers: AnyTrackers) -> list[Tracker]:
 
 
 def placed(trackers: AnyTrackers, folder: Path) -> AnyTrackers:
-    """Return trackers' plain settings with absolute paths. Relative ones are in ``folder``."""
+    """Return trackers' plain settings with absolute paths. Relative ones are taken from ``folder``."""
     if isinstance(trackers, Tracker) or not isinstance(trackers, Mapping):
         return trackers
     names, places = {"csv": "file", "tensorboard": "folder"}, dict(trackers)

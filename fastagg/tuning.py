@@ -57,7 +57,7 @@ def source() -> str:
 
 
 def set_tuning(settings: Mapping[str, int], origin: str = "set_tuning") -> None:
-    """Use ``settings``, some or all of them, from the next call on.
+    """Use ``settings``, some or all of them, from the next call on. ``origin`` is what :func:`source` then returns.
 
     Raises:
         ConfigError: a name is unknown, or a value is out of range. Nothing has changed.
@@ -68,7 +68,7 @@ def set_tuning(settings: Mapping[str, int], origin: str = "set_tuning") -> None:
 
 
 def from_environment() -> None:
-    """Choose the settings at import: ``FASTAGG_TUNE``; if it is not set, the table's."""
+    """Choose the settings at import: those of ``FASTAGG_TUNE`` or, if it is not set, the table's."""
     text = os.environ.get("FASTAGG_TUNE")
     if text and text != "default":
         set_tuning(parse(text), "FASTAGG_TUNE")

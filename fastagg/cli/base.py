@@ -39,7 +39,7 @@ class Commands(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command with plain help. An unknown option is answered with where it belongs.
+    """A command with plain help. The message about an unknown option says where the option belongs.
 
     How arguments are shown is set here, because it changes from one release of typer and of click to the next.
     """
@@ -48,7 +48,7 @@ class Command(TyperCommand):
         super().__init__(*args, **settings)
         assert self.callback is not None
         hints = get_type_hints(unwrap(self.callback), include_extras=True)
-        self.arguments: dict[str, str] = {}  # what each is called in the help, by its name
+        self.arguments: dict[str, str] = {}  # by argument: its name in the help
         for argument in (param for param in self.params if param.param_type_name == "argument"):
             (info,) = hints[str(argument.name)].__metadata__
             shown = info.metavar or str(argument.name).upper() + "..." * (argument.nargs != 1)
@@ -59,7 +59,7 @@ class Command(TyperCommand):
         return ["[OPTIONS]", *self.arguments.values()]
 
     def format_arguments(self, ctx: Foreign, formatter: Foreign) -> None:
-        """Write nothing: click's section of arguments would repeat typer's."""
+        """Write nothing, because click's section of arguments would repeat typer's."""
 
     def get_help(self, ctx: Foreign) -> str:
         return super().get_help(ctx).replace("\\[", "[")  # typer escapes for rich, whose markup is off
@@ -68,7 +68,7 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except _errors.NoSuchOption as error:
-            message = f"{error.message.rstrip('.')}."  # of some releases without a stop
+            message = f"{error.message.rstrip('.')}."  # some releases have no stop at the end
             if shown := self.arguments.get(error.option_name.removeprefix("--")):
                 raise _errors.UsageError(
                     f"{message} It is given without a name: {ctx.command_path} {shown}", ctx
@@ -94,7 +94,7 @@ app = typer.Typer(
     help="The server side of asynchronous federated learning, and a simulator to try it in.",
     no_args_is_help=True,
     add_completion=False,
-    suggest_commands=_base != "click",  # click does it, too
+    suggest_commands=_base != "click",  # click suggests commands itself
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -26,7 +26,7 @@ from fastagg.sim.recipes.config import Config
 SYNCHRONOUS = "fedavg-digits-large"
 RECIPES = (SYNCHRONOUS, "fedbuff-digits-large", "fadas-digits-large", "fedasync-digits-large")
 TITLE = "Handwritten digits; 25 of 50 clients train at a time, and a few take 40 times as long as most"
-TUNED = {SYNCHRONOUS: {"client.lr": 1.0}}  # if the rate differs from the recipe's
+TUNED = {SYNCHRONOUS: {"client.lr": 1.0}}  # only where the rate differs from the recipe's
 TARGET = 0.95
 SEEDS = 3
 

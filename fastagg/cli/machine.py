@@ -22,7 +22,7 @@ def info(
     """
     import json
 
-    import torch  # noqa: F401  # whose threads are told
+    import torch  # noqa: F401  # facts() reports its threads
 
     from fastagg._build import facts
     from fastagg.page import flat
@@ -65,7 +65,7 @@ def bench(
 
 
 def _benchmarks() -> Path:
-    """Return the folder of the benchmarks: a checkout's ``bench/``, or what an installed package has of it."""
+    """Return the folder of the benchmarks: a checkout's ``bench/``, or the part of it in an installed package."""
     package = Path(__file__).resolve().parents[1]
     beside = package.parent / "bench"
     return beside if (package.parent / "pyproject.toml").is_file() and beside.is_dir() else package / "_bench"

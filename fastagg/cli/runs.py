@@ -1,5 +1,5 @@
-"""The commands that simulate: demo, run, compare and recipes. Keys of recipes come as KEY=VALUE and
-KEY=VALUE,VALUE."""
+"""The commands that simulate: demo, run, compare and recipes. They take settings as KEY=VALUE, or KEY=VALUE,VALUE for
+several."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def demo(
     from fastagg import _extras
 
     _extras.require("the simulator", "sim", _extras.SIM)
-    # Before anything heavy is imported, so that it is on the screen at once.
+    # This is printed before anything heavy is imported, so that it appears at once.
     print("50 clients learn to read digits, synchronously and asynchronously:", file=sys.stderr)
     print("4 methods with 3 seeds each, about 15 seconds on two cores.", file=sys.stderr)
     from fastagg._build import usable_cores
@@ -171,7 +171,7 @@ def recipes(
 
 
 def catalogue() -> list[tuple[str, str, str, str]]:
-    """Return the name of every recipe and then of every table, its runs and their data, its purpose, its presets."""
+    """Return every recipe and then every table: its name, its runs and their data, its purpose, its presets."""
     from fastagg.sim import recipes
     from fastagg.sim.recipes import tables
 
@@ -191,7 +191,7 @@ def catalogue() -> list[tuple[str, str, str, str]]:
 
 
 def parse_choices(text: str) -> tuple[str, list[object]]:
-    """Split "client.lr=0.1,0.3" into its key and its values. A comma inside brackets or quotes does not separate."""
+    """Split "client.lr=0.1,0.3" into its key and its values. A comma inside brackets or quotes separates nothing."""
     key, equals, values = text.partition("=")
     parts = re.findall(_CHOICE, f"{values},")
     if len(parts) > 1 and not all(map(str.strip, parts)):

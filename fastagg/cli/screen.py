@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
     from fastagg.sheet import Sheet
 
-LONG = 30  # a cell is folded beyond so many letters, and a name in the first column beyond half as many again
-GAP = 2  # between columns
-VALUE = "value"  # the heading of a column of all kinds of things, which begin at the same place
+LONG = 30  # cells with more letters are folded; names in the first column with half as many again
+GAP = 2  # letters between columns
+VALUE = "value"  # the heading of a column whose cells are all aligned left
 
 
 def show(sheet: Sheet) -> None:
-    """Print a table in the width of the terminal. Columns that do not fit follow below, as a further table."""
+    """Print a table in the width of the terminal. Columns that do not fit follow below as another table."""
     draw(sheet, _console())
 
 
 def say(sentence: str) -> None:
-    """Print a sentence. In a terminal its lines end between words; in a file it is one line, which can be searched."""
+    """Print a sentence. In a terminal its lines end between words. In a file it is one line, which can be searched."""
     console = _console()
     console.print(sentence, markup=False, soft_wrap=not console.is_terminal)
 
 
 def listing(items: Sequence[tuple[str, str, str]]) -> None:
-    """Print items of a name, a fact and a purpose: in a terminal in lines of their own, in a pipe in one line each."""
+    """Print items of a name, a fact and a purpose: in a terminal on several lines each, in a pipe on one line each."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -48,11 +48,11 @@ def listing(items: Sequence[tuple[str, str, str]]) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)  # of 80 columns, if there is no terminal and no COLUMNS
+    return Console(highlight=False)  # 80 columns wide, if there is no terminal and no COLUMNS
 
 
 def draw(sheet: Sheet, console: Console) -> None:
-    """Print a table on ``console``. Every cell, heading and word of the caption is there, however narrow it is."""
+    """Print a table on ``console``. It shows every cell, heading and word of the caption, at any width."""
     console.print(sheet.title, style="bold", markup=False)
     for number, part in enumerate(_parts(sheet, console.width)):
         if number:
@@ -64,7 +64,7 @@ def draw(sheet: Sheet, console: Console) -> None:
 
 
 def _parts(sheet: Sheet, width: int) -> list[Table]:
-    """Divide the columns among tables that fit. Each begins with the first column."""
+    """Divide the columns among tables that fit the width. Each begins with the first column."""
     columns = [[heading, *cells] for heading, *cells in zip(sheet.headings, *sheet.rows, strict=True)]
     needs = [_need(column, LONG if place else LONG + LONG // 2) for place, column in enumerate(columns)]
     parts, room = [[0]], width - 1 - needs[0]  # rich pads the last column, too
@@ -78,7 +78,7 @@ def _parts(sheet: Sheet, width: int) -> list[Table]:
 
 
 def _need(column: Sequence[str], limit: int) -> int:
-    """Return the least width of a column: of its longest cell, at most ``limit``, and of its heading's longest word."""
+    """Return a column's least width: its longest cell's, at most ``limit``, or its heading's longest word's."""
     from rich.cells import cell_len
 
     heading, *cells = column
@@ -94,7 +94,7 @@ def _table(columns: Sequence[Sequence[str]], needs: Sequence[int], part: Sequenc
     table = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), show_edge=False)
     widths = {place: min(needs[place], width - (needs[0] + GAP if place else 8)) for place in part}
     spare = width - sum(widths.values()) - GAP * (len(part) - 1)
-    for place in part:  # what is left goes to columns that would be folded
+    for place in part:  # spare width goes to columns that would be folded
         more = max(min(spare, max(map(cell_len, columns[place])) - widths[place]), 0)
         widths[place] += more
         spare -= more

@@ -1,5 +1,5 @@
-"""The client's side: what a client stores or adds to its local training, a callback for Hugging Face's Trainer, and a
-client of ``fastagg serve``."""
+"""The client's side: state and corrections for local training, a callback for Hugging Face's Trainer, and a client of
+``fastagg serve``."""
 
 from fastagg.clients.callbacks import trainer_callback
 from fastagg.clients.http import HttpClient

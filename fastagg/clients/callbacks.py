@@ -1,4 +1,4 @@
-"""A callback that trains for a server while Hugging Face's ``Trainer`` trains a model."""
+"""A callback that makes Hugging Face's ``Trainer`` a client of a server."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ Exchange = Callable[[Tensor | None], Tensor]
 
 
 class _Periodic:
-    """Sends what has changed after every ``every`` steps, and goes on from the model that comes back."""
+    """Sends the change after every ``every`` steps, and goes on from the model that comes back."""
 
     def __init__(self, exchange: Exchange, every: int) -> None:
         self.exchange, self.every = exchange, _checks.whole("every", every, least=1)
-        self.rest: tuple[int, Tensor | None] = (0, None)  # the steps so far, and what they have changed
+        # The number of steps at the last end of an epoch, and the change that was not sent by then.
+        self.rest: tuple[int, Tensor | None] = (0, None)
 
     def begin(self, model: nn.Module, step: int) -> None:
         """Take the server's model. ``step`` is the number of steps so far."""
@@ -36,13 +37,13 @@ class _Periodic:
             self.take(self.change(), step)
 
     def epoch_ended(self, step: int) -> None:
-        """Keep the rest of what was trained. After the last epoch the trainer may load an earlier checkpoint or a mean
-        of weights."""
+        """Keep the change that was not sent yet. After the last epoch the trainer may load an earlier checkpoint or a
+        mean of weights."""
         if step > max(self.last, self.rest[0]):
             self.rest = (step, self.change())
 
     def end(self, step: int) -> None:
-        """Send the rest. The model stays as it is."""
+        """Send the change that was not sent yet. The model stays as it is."""
         if step > self.last:
             self.take(self.rest[1] if self.rest[0] == step else self.change(), step, load=False)
 
@@ -61,7 +62,7 @@ class _Periodic:
                     self.trained, new.split([parameter.numel() for parameter in self.trained]), strict=True
                 ):
                     parameter.copy_(part.view_as(parameter))
-            self.start = self.flat()  # in the model's own type, so that a change is what training has done
+            self.start = self.flat()  # in the model's own type, so that a change contains only the training
 
     def flat(self) -> Tensor:
         return torch.cat([parameter.detach().reshape(-1).to(torch.float32) for parameter in self.trained])
@@ -71,13 +72,13 @@ def trainer_callback(exchange: Exchange, every: int) -> Any:
     """Return a ``TrainerCallback`` for Hugging Face's ``Trainer``: it sends a delta after every ``every`` steps.
 
     Training begins from the server's model and goes on from the one that comes back. The local optimizer keeps its
-    moments. At the end the rest is sent, if there is any; a checkpoint that ``load_best_model_at_end`` loads is not.
-    Only parameters with ``requires_grad`` take part, such as peft's adapters, and the server's model must be these, in
-    their order: ``fastagg.FedBuff(model)``.
+    moments. At the end the remaining change is sent, if there is any. A checkpoint that ``load_best_model_at_end``
+    loads is not sent. Only parameters with ``requires_grad`` take part, such as peft's adapters, and the server's model
+    must be these, in their order: ``fastagg.FedBuff(model)``.
 
     Args:
-        exchange: called with the delta ([d], fp32) since the model that it returned last, or None at first; returns the
-            server's model ([d]). :meth:`HttpClient.exchange` is one.
+        exchange: a function that takes the delta ([d], fp32) since the model that it returned last, or None at first,
+            and returns the server's model ([d]). :meth:`HttpClient.exchange` is one.
         every: H, the number of optimizer steps between two exchanges.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A client of ``fastagg serve``. It repeats a request until it is answered, and an update counts once."""
+"""A client of ``fastagg serve``. It repeats a request until it gets an answer. An update still counts only once."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
 from fastagg.encoding.encode import UNBIASED
 from fastagg.storage import memory
 
-LATER = 408, 425, 429, 500, 502, 503, 504  # the same request may work later
+LATER = 408, 425, 429, 500, 502, 503, 504  # after these statuses the same request may work later
 TYPES = {
     torch.float32: "application/x-float32", torch.float16: "application/x-float16",
     torch.bfloat16: "application/x-bfloat16",
 }  # fmt: skip
 ENCODED = "application/x-fastagg-encoded"
 LOST = errors.UnknownVersion, errors.UnknownClient  # the answer is too late, or the server has lost the task
-LONGEST = 30.0  # seconds between two tries, and seconds that the server lets a request wait
+LONGEST = 30.0  # the most seconds between two tries, and for which the server lets a request wait
 
 Answered = tuple[Message, bytearray]
 T = TypeVar("T")
@@ -44,43 +44,44 @@ _log = logging.getLogger("fastagg.clients")
 class _Task(NamedTuple):
     id: str
     version: int
-    incarnation: str | None = None  # that made the version
+    incarnation: str | None = None  # the incarnation that made the version
 
 
 class HttpClient:
-    """One client of ``fastagg serve``. It needs torch alone.
+    """A client of ``fastagg serve``. It needs no package except torch.
 
     A request that is not answered is sent again: after half a second, then after twice as long each time, 30 seconds at
     most, or when the server says (``Retry-After``). An update carries its task's id, so it counts once, however often
-    it is sent. The logger ``fastagg.clients`` gets a warning of what is tried again, at most one in 30 seconds.
+    it is sent. The logger ``fastagg.clients`` gets a warning about repeated requests, at most one in 30 seconds.
 
-    A model in parts has a task for each of them, with a version of its own. They come and go at the same time.
+    A model in parts has a task for each part, with a version of its own. They are transferred at the same time.
 
-    With a ``format`` each part's update is encoded by itself (:func:`fastagg.encode`). What a biased format leaves out
-    is added to the part's next update, if this one counts.
+    With a ``format`` each part's update is encoded by itself (:func:`fastagg.encode`). The part of an update that a
+    biased format leaves out is added to the next update of this part, if the update counts.
 
     Args:
         url: where the server is, such as ``https://fl.example.org``. ``SSL_CERT_FILE`` in the environment names
             certificates that are trusted besides the system's.
         client: this client's id.
         token: the client's token; an empty one for a server without tokens.
-        names: the model's parameters by name, in the order of the vectors that come and go, such as
-            ``dict(model.named_parameters())``; of a tied one any of its names. None: the server's order.
+        names: the names of the model's parameters, in the order of the client's vectors, such as
+            ``dict(model.named_parameters())``. For a tied parameter any of its names. None: the server's order.
         num_samples: the client's number of samples, for a server with ``weighting="samples"``; with ``"tokens"``
             tokens*tokens/steps. It may be set before each update.
         format: how updates are encoded. None: they are sent as they are.
-        download: how tasks come, ``bf16`` or ``int8``: rounded without bias, in 2 or 1.016 bytes a parameter
-            (:meth:`fastagg.Server.dispatch`). An update is then the difference from what came. None: as they are.
-        patience: for how many seconds a request is repeated.
-        timeout: how many seconds the server may be silent before a try counts as failed.
+        download: the format of tasks, ``bf16`` or ``int8``: rounded without bias, in 2 or 1.016 bytes a parameter
+            (:meth:`fastagg.Server.dispatch`). An update is then the difference from the rounded model. None: they are
+            not encoded.
+        patience: the seconds for which a request is repeated.
+        timeout: the seconds of silence after which a try counts as failed.
 
     Raises:
         ConfigError: the address is no URL of HTTP.
 
     Attributes:
-        version: how many versions the parts of the last tasks had together; None before the first.
+        version: the sum of the parts' versions in the last tasks. None before the first.
         local_steps: how many local steps the server asks for; None if it does not say.
-        feedback: what was not sent yet, by part. Whoever saves the client saves it, too.
+        feedback: by part, what was not sent yet. Save it with the client's own state.
 
     Example:
         >>> client = fastagg.clients.HttpClient("http://127.0.0.1:8000", "ann", "secret")
@@ -103,15 +104,15 @@ class HttpClient:
         self._patience = _checks.number("patience", patience, least=0)
         self._timeout = _checks.number("timeout", timeout, above=0)
         self._open = urllib.request.build_opener(_NoRedirects).open
-        self._said = -math.inf  # when there was a warning
+        self._said = -math.inf  # the time of the last warning
         self._layout: dict[str, Any] | None = None
-        self._tasks: dict[int, _Task] = {}  # the last one of each part
+        self._tasks: dict[int, _Task] = {}  # by part: its last task
         self.local_steps: int | None = None
 
     @property
     def layout(self) -> dict[str, Any]:
-        """``size`` is d, ``kind`` what an update is (``delta`` or ``gradient``), and ``parts`` has the arrays of each
-        part: their names, their places in the whole vector, and their shapes.
+        """The model as the server describes it: ``size`` is d, ``kind`` is ``delta`` or ``gradient``, and ``parts``
+        lists the arrays of each part with their names, places in the whole vector, and shapes.
 
         Raises:
             ShapeMismatch: the model has other arrays than ``names``.
@@ -143,13 +144,13 @@ class HttpClient:
         """Ask for a task. Return its model, [d], fp32.
 
         Args:
-            part: of one part alone; the result is the part's vector.
+            part: ask for this part alone. The result is the part's vector.
             newer: wait until there is a newer version than the last task's.
             speed: how many local steps this client makes a second, for a server with ``fastest_steps``.
 
         Raises:
             FastaggError: the server refuses, with the same error as :meth:`fastagg.Server.dispatch`.
-            OSError: it refuses for another reason (the token), or does not answer for ``patience`` seconds.
+            OSError: the server refuses for another reason (the token), or does not answer for ``patience`` seconds.
         """
         pieces = self._each(part, lambda number: self._pull(number, newer, speed))
         if part is not None:
@@ -164,18 +165,20 @@ class HttpClient:
         return whole
 
     def send(self, update: Tensor | Encoded, part: int | None = None) -> dict[str, Any]:
-        """Send the update of the last task. Return the receipt's ``version`` and ``applied``; of several parts the
-        versions together, and whether one was applied.
+        """Send the update of the last task. Return the receipt's ``version`` and ``applied``. For several parts, these
+        are the sum of their versions, and whether one was applied.
 
         Args:
-            update: flat, [d], fp32, fp16 or bf16; other types are sent as fp32. Or an encoded one of a part.
-            part: it is of this part alone. An encoded one cannot be cut, so it needs it.
+            update: a flat update, [d], fp32, fp16 or bf16. Other types are sent as fp32. Or an encoded update of one
+                part.
+            part: the part that the update is of. An encoded update needs it, because it cannot be cut.
 
         Raises:
-            UnknownVersion, UnknownClient: the task does not count any more. Ask for another one. Of several parts those
-                count whose tasks do.
+            UnknownVersion, UnknownClient: the task does not count any more. Ask for another one. With several parts,
+                the parts whose tasks still count are taken.
             EncodingError: an encoded update without its part.
-            FastaggError, OSError: as :meth:`task`; the server refuses as :meth:`fastagg.Server.receive` does.
+            FastaggError, OSError: as in :meth:`task`. The server refuses with the errors of
+                :meth:`fastagg.Server.receive`.
         """
         if isinstance(update, Encoded):
             if part is None:
@@ -197,14 +200,15 @@ class HttpClient:
         }
 
     def exchange(self, update: Tensor | None) -> Tensor:
-        """Send an update, if there is one, and ask for the next task. What is too late to count is left out. If the
-        server says that it is too soon for this client (:class:`fastagg.TooSoon`), wait for the next version, and try
+        """Send an update, if there is one, and ask for the next task. An update that is too late is dropped. If the
+        server answers that it is too soon for this client (:class:`fastagg.TooSoon`), wait for the next version and try
         again.
 
         Raises:
-            TooSoon: it still is after ``patience`` seconds. Other errors are those of :meth:`task` and :meth:`send`.
+            TooSoon: it is still too soon after ``patience`` seconds. Other errors are those of :meth:`task` and
+                :meth:`send`.
 
-        This is what :func:`trainer_callback` calls.
+        :func:`trainer_callback` takes this method as its ``exchange``.
         """
         if update is not None:
             with contextlib.suppress(*LOST):
@@ -212,7 +216,7 @@ class HttpClient:
         return self._in_time(self.task)
 
     def _in_time(self, do: Callable[[], T]) -> T:
-        """Do what may be too soon, as often as there is a new version of the part that it is too soon for."""
+        """Call ``do``. While it raises TooSoon, call it again at each new version of the part in question."""
         until = time.monotonic() + self._patience
         while True:
             try:
@@ -221,20 +225,20 @@ class HttpClient:
                 left = until - time.monotonic()
                 if left < 0 or len(error.args) != 3:
                     raise
-                _, part, version = error.args  # it is so while the part has this version
+                _, part, version = error.args  # it is too soon as long as the part has this version
                 asked = {"part": part, "after": version, "wait": min(LONGEST, left)}
-            with contextlib.suppress(errors.StaleIncarnation):  # the server was started again
+            with contextlib.suppress(errors.StaleIncarnation):  # the server has been restarted
                 self._repeat(f"heartbeat/{self._client}?{urlencode(asked)}", memoryview(b""))
 
     def resume(self) -> bool:
-        """Take up the tasks that are open at the server, of a client that was started again and has kept its work.
+        """Take over the tasks that are open at the server. Use it if a client was restarted and has kept its work.
         Return whether each part has one."""
         said = json.loads(self._repeat(f"heartbeat/{self._client}", memoryview(b""))[1])
         self._tasks = {int(part): _Task(str(task["task"]), task["version"]) for part, task in said["open"].items()}
         return len(self._tasks) == len(self.layout["parts"])
 
     def _each(self, part: int | None, do: Callable[[int], T]) -> list[T]:
-        """Call ``do`` with a part's number, or with every part's, each in a thread of its own. Return the results."""
+        """Call ``do`` with one part's number, or with every part's in a thread of its own. Return the results."""
         parts: Sequence[int] = range(len(self.layout["parts"])) if part is None else (part,)
         if len(parts) == 1:
             return [do(parts[0])]
@@ -256,9 +260,7 @@ class HttpClient:
         while True:
             try:
                 headers, body = self._repeat(f"task/{self._client}?{urlencode(asked | wait)}")
-            except (
-                errors.StaleIncarnation
-            ):  # the server has lost that version, so every one that it has counts as newer
+            except errors.StaleIncarnation:  # the server has lost that version, so any version is newer
                 if not wait:
                     raise
                 wait = {}
@@ -271,7 +273,7 @@ class HttpClient:
         self.local_steps = int(headers["X-Local-Steps"]) if "X-Local-Steps" in headers else None
         if headers["Content-Type"] == ENCODED:
             return Encoded.from_bytes(body).decode()
-        in_bf16 = headers["Content-Type"] == TYPES[torch.bfloat16]  # as the server keeps it
+        in_bf16 = headers["Content-Type"] == TYPES[torch.bfloat16]  # the type in which the server keeps the model
         return torch.frombuffer(body, dtype=torch.bfloat16 if in_bf16 else torch.float32).float()
 
     def _push(self, part: int, update: Tensor | Encoded) -> dict[str, Any]:
@@ -293,9 +295,9 @@ class HttpClient:
         try:
             receipt: dict[str, Any] = json.loads(self._repeat(where, memoryview(body), kind)[1])
         except BaseException as error:
-            if feedback is not None:  # it did not count, as far as anybody knows
+            if feedback is not None:  # as far as the client knows, the update did not count
                 feedback.residual = before
-            if isinstance(error, LOST):  # whoever asks for a newer version must not wait for what only it had made
+            if isinstance(error, LOST):  # else the next task would wait for a version above one that is lost
                 del self._tasks[part]
             raise
         return receipt
@@ -307,7 +309,7 @@ class HttpClient:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         while True:
-            wait = pause * random.uniform(0.5, 1.0)  # not all clients at the same time
+            wait = pause * random.uniform(0.5, 1.0)  # random, so that clients do not all come at the same time
             try:
                 request = urllib.request.Request(url, body, headers)
                 with self._open(request, timeout=self._timeout) as answer:
@@ -318,7 +320,7 @@ class HttpClient:
                     raise named from None
                 if (asked := error.headers.get("Retry-After", "")).isdigit():
                     wait = max(wait, int(asked))
-            except (OSError, http.client.HTTPException) as error:  # it is not there, or went away
+            except (OSError, http.client.HTTPException) as error:  # not reachable, or disconnected
                 failed = error
             if time.monotonic() + wait > until:
                 raise TimeoutError(f"{url}: no answer for {self._patience:g} seconds; the last try: {failed}")
@@ -330,14 +332,14 @@ class HttpClient:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Does not follow, because the token is for its server alone."""
+    """Refuses redirects, because the token is meant for this server alone."""
 
     def redirect_request(self, *request: Any) -> None:
         return None
 
 
 def _named(error: HTTPError) -> Exception | None:
-    """Return the server's own error, if it names one of ours. None: its text was cut off."""
+    """Return the server's error as one of ours, or an OSError. None: the error's text was cut off."""
     try:
         text = error.read(10_000)
         if len(text) < min(int(error.headers.get("Content-Length", 0)), 10_000):

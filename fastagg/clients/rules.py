@@ -1,4 +1,4 @@
-"""The client's part of ACE with client caches, FedAC and FedProx. Users call it in their local training."""
+"""The client's part of ACE with client caches, FedAC and FedProx, for use in local training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class GradientDifference:
     """A client of ACE with client caches (the ACE paper, Algorithm a.5): it sends ``g_new - g_prev``.
 
-    It stores what the server has been told, including rounding, so that errors do not accumulate.
+    It stores what the server has received, including rounding, so that errors do not accumulate.
 
     Example:
         >>> sender = fastagg.clients.GradientDifference()
@@ -39,7 +39,7 @@ class GradientDifference:
         return change
 
     def state_dict(self) -> dict[str, Tensor | None]:
-        """Return what it stores. The tensor is not a copy, so it changes later."""
+        """Return the state. The tensor is not a copy, so it changes later."""
         return {"sent": self._sent}
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
@@ -63,7 +63,7 @@ class DriftCorrection:
         """Correct a locally trained model for drift.
 
         Args:
-            start: x_s, the model that it was sent, flat [d].
+            start: x_s, the model that the client was sent, flat [d].
             trained: y, after ``steps`` local steps of learning rate ``lr``, flat [d].
             server: C, the task's ``control``, [d].
             steps: E, >= 1.
@@ -87,7 +87,7 @@ def add_proximal_gradient_(module: nn.Module, start: Iterable[Tensor], mu: float
 
     Args:
         module: the model in training. Parameters without a gradient are skipped.
-        start: the parameters it started from, in the order of ``module.parameters()``.
+        start: the parameters that the training started from, in the order of ``module.parameters()``.
         mu: >= 0.
     """
     for parameter, anchor in zip(module.parameters(), start, strict=True):

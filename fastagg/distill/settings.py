@@ -25,11 +25,11 @@ class Distillation:
             [batch, C] or [batch, ..., C], or an object with an attribute ``logits``.
         unlabelled: the inputs without labels: a tensor [N, ...]; a mapping of tensors, passed as keywords; a Dataset
             (of inputs, or of tuples that begin with them); or the path of an .npy, .npz or .pt file.
-        samples: how many of them to use, drawn once with the server's seed; None: all.
+        samples: how many inputs to use, drawn once with the server's seed. None: all.
         alpha: the weight of the KL term. ``(alpha_min, alpha_max)``: the teachers' entropy chooses a value in this
             range (Eq. 4). Or one number.
         clip_norm: nu, the largest Euclidean norm of a gradient (Eq. 2); None: no clipping.
-        lr, betas, eps: Adam's, with bias correction. Moments start from zero at every version.
+        lr, betas, eps: settings of Adam, with bias correction. Moments start from zero at every version.
         steps: Q, the steps per version; None: one pass over the samples. The paper does not give it.
         batch_size: samples per step. The paper does not give it.
         inference_batch_size: samples per forward pass of a teacher.

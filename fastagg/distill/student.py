@@ -1,4 +1,4 @@
-"""Runs a user's module on parameters that lie in a flat vector: for the logits of clients and for distillation."""
+"""Runs a user's module on parameters in a flat vector, for the logits of clients and for distillation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Student:
         self._parameters = [p for p in self.module.parameters() if p.requires_grad]
         if any(p.dtype not in (torch.float32, torch.float16, torch.bfloat16) for p in self._parameters):
             raise ConfigError("distill.model: expected parameters in float32, float16 or bfloat16")
-        # Whether the module holds copies in its own type. They are made again when the vector changes.
+        # Whether the module holds copies in its own type. They are made again each time the vector changes.
         self.copies = any(p.dtype is not torch.float32 for p in self._parameters)
         with torch.no_grad():
             rows, self.classes = self._run(take(inputs, slice(0, 1))).shape

@@ -16,27 +16,27 @@ from fastagg.storage.cell import SwapCell
 
 
 class LogitsTotal(NamedTuple):
-    """What is known of all clients' logits together."""
+    """The sum of all clients' logits, and its counts."""
 
     sum: Tensor
-    heard: int = 0  # how many clients have sent logits
+    heard: int = 0  # number of clients that have sent logits
     arrivals: int = 0
-    spare: int = 0  # the slot that is written next
-    used: int = 1  # slots that were written at least once, or are spare
+    spare: int = 0  # the slot to write next
+    used: int = 1  # number of slots that were written at least once, or are spare
 
 
 class LogitsWrite(NamedTuple):
     """A client's new logits, written to a slot that is not in use yet."""
 
     after: LogitsTotal
-    moves: list[Move]  # which make the new logits the client's
+    moves: list[Move]  # the changes that make the new logits the client's
 
 
 class Teachers:
     """A row of ``rows*classes`` logits per client, and their running sum. An arrival costs O(rows*classes) for any n.
 
     A client's new row goes to a spare slot, and its old slot becomes the spare one. Nothing has changed until the moves
-    are made. The sum is in fp64. So after a million changes it still equals the sum of all rows.
+    are made. The sum is in fp64, so even after a million changes it equals the sum of all rows.
 
     Args:
         num_clients: n.
@@ -51,7 +51,7 @@ class Teachers:
     def __init__(self, num_clients: int, rows: int, classes: int, format: str, device: torch.device, seed: int) -> None:
         self.rows, self.classes = rows, classes
         self.cache = ClientCache(rows * classes, num_clients + 1, format, device, seed)
-        self.slots = np.full(num_clients, -1, dtype=np.int64)  # by client; -1: not heard from
+        self.slots = np.full(num_clients, -1, dtype=np.int64)  # by client: its slot, or -1 before its first logits
         self.now = LogitsTotal(torch.zeros(rows * classes, dtype=torch.float64, device=device))
 
     def put(self, client: int, logits: Tensor) -> LogitsWrite:
@@ -60,7 +60,7 @@ class Teachers:
         stored = memory.zeros(self.cache.size, self.cache.device)
         ops.cached_step_(
             None, logits, cache=self.cache, write=now.spare, client=client, arrival=now.arrivals, sum=stored
-        )  # a sum of zero takes what the row stores, exactly
+        )  # adding the row to a sum of zero gives exactly what the row stores
         total = now.sum + stored
         if old >= 0:
             total -= ops.read_row(self.cache, old)
@@ -69,8 +69,8 @@ class Teachers:
         return LogitsWrite(after, [(self, "now", after), (self.slots, client, now.spare)])
 
     def mean(self, put: LogitsWrite, out: Tensor) -> ops.SoftTargets:
-        """Return the targets from the mean of all clients' logits, including new ones. Probabilities go to ``out``,
-        [rows, classes]."""
+        """Return the targets from the mean of all clients' logits, including those in ``put``. Probabilities go to
+        ``out``, [rows, classes]."""
         logits = put.after.sum.to(torch.float32).view(self.rows, self.classes)
         return ops.soft_targets(logits, scale=1.0 / put.after.heard, out=out)
 

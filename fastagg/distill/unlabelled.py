@@ -22,7 +22,7 @@ def load(source: object, samples: int | None, shape: Sequence[int] | None, seed:
     """Read :class:`fastagg.distill.Distillation`'s ``unlabelled`` and draw ``samples`` of it (all if there are fewer).
 
     Args:
-        samples: how many; None: all.
+        samples: the number of samples. None: all.
         shape: images are resized to this (channels, height, width); None: no resizing.
         seed: the seed of the draw.
     """

@@ -1,4 +1,4 @@
-"""What clients send: formats of encoded updates, and error feedback."""
+"""Formats in which clients send encoded updates, and error feedback."""
 
 from fastagg.encoding.encode import ErrorFeedback, TopK, encode
 from fastagg.storage.encoded import Encoded

@@ -1,4 +1,4 @@
-"""Encodes a client's update for its way to the server: :func:`encode`, its formats, and error feedback."""
+"""Encodes a client's update before it is sent: :func:`encode`, its formats, and error feedback."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ UNBIASED = frozenset(name for name, unbiased in _FORMATS.items() if unbiased)  #
 
 @dataclass(frozen=True)
 class TopK:
-    """The format of an update of which only the elements with the largest magnitudes are sent: all others are zero.
+    """A format in which only the elements with the largest magnitudes are sent. All others become zero.
 
-    It is biased: use :class:`ErrorFeedback`, so that what is not sent now is sent later.
+    It is biased. Use :class:`ErrorFeedback`, which sends later what is not sent now.
 
     Args:
-        share: of the elements, in (0, 1]; at least one is sent.
+        share: the share of elements that is sent, in (0, 1]. At least one is sent.
         values: their type: ``fp32`` (8 bytes each, with the index), ``bf16`` (6), ``int8`` (5) or ``int2`` (4.25:
             two bits, as SparseLoCo, arXiv 2603.08163). All but fp32 are rounded without bias.
 
@@ -51,12 +51,13 @@ class TopK:
 
 
 class ErrorFeedback:
-    """What a client has not sent yet, because its format is not exact (Seide et al. 2014; Karimireddy et al. 2019).
+    """Keeps the part of a client's updates that an inexact format has not sent yet (Seide et al. 2014; Karimireddy et
+    al. 2019).
 
-    ``e <- decay*e + delta; send c = C(e); e <- e - decode(c)``. There is one for each client, and it is saved with it.
+    ``e <- decay*e + delta; send c = C(e); e <- e - decode(c)``. Each client has one, and saves it with its own state.
 
     Args:
-        decay: of what was not sent, in [0, 1].
+        decay: the factor on what was not sent, in [0, 1].
 
     Attributes:
         residual: e, fp32 [d]; None before the first update.
@@ -79,14 +80,14 @@ class ErrorFeedback:
         self.count = 0
 
     def state_dict(self) -> State:
-        """Plain data and a tensor, which the next update does not change."""
+        """Return plain data and a tensor, which the next update does not change."""
         return {"decay": self.decay, "residual": self.residual, "count": self.count}
 
     def load_state_dict(self, state: State) -> None:
         """Inverse of :meth:`state_dict`.
 
         Raises:
-            CheckpointError: it is no such state. Nothing has changed.
+            CheckpointError: ``state`` has another form. Nothing has changed.
         """
         try:
             residual, decay, count = state["residual"], float(state["decay"]), int(state["count"])
@@ -98,7 +99,7 @@ class ErrorFeedback:
 
 
 def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFeedback | None = None) -> Encoded:
-    """Return an update in a format that is 2 to 100 times smaller. A server takes it as it is.
+    """Return an update in a format that is 2 to 100 times smaller. A server takes it without decoding it first.
 
     =============== ============================================= ================= ========
     format          what is sent                                  bytes a parameter unbiased
@@ -114,10 +115,10 @@ def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFe
     Args:
         delta: the update, fp32, fp16 or bf16: a 1-D array, or arrays by name or in a list, torch's or NumPy's. Running
             statistics and counters in it are left out.
-        format: how.
-        seed: of the rounding, 0..2^64-1. Updates with one seed are rounded with the same random numbers, so give each
-            its own, such as the task's id; with ``feedback`` one for each client is enough.
-        feedback: adds what this client has not sent yet, and keeps what it does not send now.
+        format: one of the formats above.
+        seed: the seed of the rounding, 0..2^64-1. Updates with the same seed are rounded with the same random numbers,
+            so give each its own, such as the task's id. With ``feedback`` one seed for each client is enough.
+        feedback: adds the part that this client has not sent yet, and keeps the part that is not sent now.
 
     Returns:
         :class:`fastagg.Encoded`.
@@ -125,7 +126,7 @@ def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFe
     Raises:
         ConfigError: a setting is out of range.
         NonFiniteUpdate: the update holds NaN or infinity. ``feedback`` has not changed.
-        ShapeMismatch: ``feedback`` is of a model of another size. DTypeMismatch: an array is of another type.
+        ShapeMismatch: ``feedback`` belongs to a model of another size. DTypeMismatch: an array has another type.
 
     Example:
         >>> server = fastagg.FedBuff({"w": torch.zeros(2, 256)}, buffer_size=1)

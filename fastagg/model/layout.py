@@ -4,10 +4,10 @@ Trainable parameters are in one fp32 vector, one after the other, in the model's
 statistics and counters) are kept separately: an optimizer does not step them, and they are not part of norms, caches or
 moments. Frozen parameters, and second names of tied ones, are kept but never aggregated.
 
-A module says what is a parameter and what a registered buffer. Everything else in its state, such as the scales of
-packed weights, is kept. A state_dict or a list says nothing: there, names tell BatchNorm's buffers, and other
-floating-point arrays are parameters. Whole numbers are only counted where their name is ``num_batches_tracked``. The
-setting ``buffers`` says more. What is kept for none of these reasons is named in a warning.
+A module declares its parameters and its registered buffers. Everything else in its state, such as the scales of packed
+weights, is kept. A state_dict or a list declares nothing. There BatchNorm's buffers are recognised by their names, and
+other floating-point arrays are parameters. Integer arrays are counters only if their name is ``num_batches_tracked``.
+The setting ``buffers`` overrides this. A warning names arrays that are kept for none of these reasons.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces, as_array, as_pieces, as_tensor, is_plain_fp32, plain_pieces
 
 Form = Literal["module", "state_dict", "list", "flat"]
-# alias: a second name of a tied parameter. constant: it is kept as it is (a frozen parameter, a mask, opaque state).
+# alias: a second name of a tied parameter. constant: it never changes (a frozen parameter, a mask, opaque state).
 Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
 
 # A state_dict does not mark buffers. Arrays with these names are BatchNorm's running statistics.
@@ -42,7 +42,7 @@ _LIKE_BUFFERS = re.compile(
     r"(^|[._])((running|moving|ema|avg|cluster_size|queue|shadow|usage)([._]|$)|(mean|std|absmax|codebook|inv_freq)$)"
 )
 
-_AT_ONCE = 2**18  # parameters that are subtracted in one call
+_AT_ONCE = 2**18  # models with fewer parameters are subtracted in one call
 _MODEL = "an nn.Module, a state_dict, a list of arrays or a 1-D array"
 
 Tied = Sequence[Sequence[str | int]]
@@ -54,7 +54,7 @@ class Entry:
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # torch's name of it, such as "float32"
+    dtype: str  # its name in torch, such as "float32"
     role: Role
     offset: int  # in the vector of its role (parameters, buffers) or in the list of its role (counters, constants)
 
@@ -80,8 +80,7 @@ class ModelState(NamedTuple):
 
 
 class SavedModel(NamedTuple):
-    """A server's ``params`` that continue another server: the layout, that server's state, and its key for noise, if it
-    is known."""
+    """A server's ``params`` that continue another server: its layout, its state and, if known, its key for noise."""
 
     layout: Layout
     state: State
@@ -90,12 +89,13 @@ class SavedModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a model that :func:`fastagg.parts` has cut: a server's ``params``.
+    """A part of a model that :func:`fastagg.parts` has cut. It is the ``params`` of a server.
 
     Attributes:
-        layout: the part's own.
-        arrays: its arrays, in the form of the whole: a mapping of some of its names, or a list. None: only a layout.
-        by_part: whether what needs the whole model may be a rule of this part alone.
+        layout: the layout of this part alone.
+        arrays: its arrays, in the form of the whole model: a mapping of some of its names, or a list. None: there is
+            only a layout.
+        by_part: whether rules that need the whole model may use this part alone instead.
         is_whole: whether it is the only part.
     """
 
@@ -105,7 +105,7 @@ class Part:
     is_whole: bool = False
 
     def fitting(self, buffers: Mapping[str, str] | None, tied: Tied | None) -> Layout:
-        """Return the part's layout. ConfigError if a setting of the server says something else of its arrays."""
+        """Return the part's layout. Raises ConfigError if a setting of the server contradicts it."""
         parameters = [e.name for e in self.layout.entries if e.role == "parameter" and self.layout.form != "module"]
         for name, setting in (
             ("tied", tied),
@@ -143,7 +143,7 @@ class Layout:
         self.size = sum(entry.size for entry in self._by_role["parameter"])
         self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
         self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
-        # No parameter's magnitude can be larger in the model's own types.
+        # The largest magnitude that every parameter's own type can hold.
         self.largest = min((torch.finfo(getattr(torch, e.dtype)).max for e in self._by_role["parameter"]), default=0.0)
         self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
         self.bounds = Bounds.of(
@@ -160,8 +160,8 @@ class Layout:
 
         Args:
             params: the model.
-            buffers: what the buffers are whose names fit a pattern, as the server's setting says.
-            tied: the names of arrays that are one parameter. None: those that are the same memory.
+            buffers: how the buffers whose names match a pattern change, as in the server's setting.
+            tied: the names of arrays that are one parameter. None: arrays that share their memory are one.
 
         Raises:
             DTypeMismatch: an array is complex, sparse or quantised, or a flat model is not floating point.
@@ -243,7 +243,7 @@ class Layout:
             names |= {str(twin): str(group[0]) for twin in group}
         shared = SharedParameters(names if roles is not None or tied is not None else None)
         kept: list[str] = []
-        packed: set[str] = set()  # whole numbers, below whose names their scales lie
+        packed: set[str] = set()  # names of integer arrays, below which the names of their scales lie
         for name, value in arrays:
             stated = (roles or {}).get(name)
             try:
@@ -273,7 +273,7 @@ class Layout:
         return cls(form, entries, constants)
 
     def of_some(self, arrays: Mapping[str, object], buffers: Mapping[str, str]) -> Layout:
-        """Return the layout of some of the arrays, each in the role that it has here."""
+        """Return the layout of some of the arrays, with the roles that they have here."""
         first = {(e.offset, e.size): e.name for e in self.entries if e.role == "parameter"}
         second = [e for e in self.entries if e.role == "alias" and e.size and e.name in arrays]
         aliases = {e.name: first[e.offset, e.size] for e in second}
@@ -300,7 +300,8 @@ class Layout:
         return self._by_role == other._by_role
 
     def take(self, params: object, device: torch.device, dtype: torch.dtype = torch.float32) -> ModelState:
-        """Copy a model of this layout into the server's own vectors, parameters of this type to the nearest number.
+        """Copy a model of this layout into the server's own vectors. Parameters are rounded to the nearest number of
+        ``dtype``.
 
         Raises:
             NonFiniteUpdate: a parameter is NaN or infinite.
@@ -315,7 +316,8 @@ class Layout:
                     said = f"params {entry.name!r}: fp32 holds {peak:g} in steps of {step:g}; smaller changes are lost"
                     _checks.warn(said)
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
-        may_leave = dtype is not torch.float32 and not self.all_fp32  # a number, when it is rounded, the range of fp16
+        # Rounding could move a number out of the range of fp16.
+        may_leave = dtype is not torch.float32 and not self.all_fp32
         if may_leave or not ops.inspect(flat).finite:
             self._check_finite(flat)
         counters = [dense(e.name, arrays[e.name]).clone() for e in self._by_role["counter"]]
@@ -333,8 +335,8 @@ class Layout:
         return memory.zeros(self.buffer_size, device), counters
 
     def parts(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Return name, shape and role (csrc/engine/reported.h) of every array of an update. Return nothing if native
-        code cannot read such updates."""
+        """Return name, shape and role (csrc/engine/reported.h) of every array of an update. Return an empty list if
+        native code cannot read such updates."""
         parts = []
         for e in self.entries:
             if e.role in ("constant", "alias") or e.size == 0 or (e.role == "counter" and e.dtype != "int64"):
@@ -363,7 +365,7 @@ class Layout:
             return ParsedUpdate(Pieces([update.native]), None, None)
         if isinstance(update, ModelState):
             self._check_parts(update, what)
-            update = self.views(*update, as_held=True)  # an update is no model: its own digits count
+            update = self.views(*update, as_held=True)  # an update is not a model, so its numbers keep their precision
         if not isinstance(update, (nn.Module, Mapping, list, tuple)):
             try:
                 vector = _of_float64(self.entries[0], what, as_array(update))
@@ -387,11 +389,11 @@ class Layout:
             by_role[entry.role].append((label, array))
         buffers = counters = None
         if by_role["buffer"]:
-            # Statistics may have any floating-point type, because they are averaged, not stepped.
+            # Statistics may have any floating-point type, because they are averaged and no optimizer steps them.
             buffers = _pieces([(label, _fp32(label, array)) for label, array in by_role["buffer"]])
         if by_role["counter"] and len(by_role["counter"]) == len(
             self._by_role["counter"]
-        ):  # with fewer, the server's counters stay
+        ):  # if any are missing, the server's counters do not change
             counters = [dense(label, array) for label, array in by_role["counter"]]
             for (label, _), counter in zip(by_role["counter"], counters, strict=True):
                 if counter.is_floating_point():
@@ -409,7 +411,7 @@ class Layout:
             raise ShapeMismatch(f"{what}: expected two vectors and a list of counters, of lengths {sizes}")
 
     def _arrays(self, params: object, what: str = "params") -> Mapping[str, object]:
-        """Return arrays by name. Their set of names is checked."""
+        """Return arrays by name, after checking that the names are the model's."""
         if isinstance(params, Part):
             params = params.arrays
         if isinstance(params, nn.Module):
@@ -433,7 +435,7 @@ class Layout:
             return params
         if isinstance(params, (list, tuple)):
             full = [e.name for e in self.entries]
-            kept = [e.name for e in self.entries if e.role in self._by_role]  # what a difference has
+            kept = [e.name for e in self.entries if e.role in self._by_role]  # the arrays that a difference has
             short = [e.name for e in self._by_role["parameter"]]
             for names in (full, kept, short):
                 if len(params) == len(names):
@@ -453,14 +455,14 @@ class Layout:
             return flat
         arrays: dict[str, Tensor] = {}
         plain = flat.dtype is torch.float32
-        cuts = {  # as `_cut`, but of all at once
+        cuts = {  # as `_cut`, but for all at once
             role: iter(vector.split([e.size for e in self._by_role[role]]))
             for role, vector in (("parameter", flat), ("buffer", buffers))
         }
         firsts = {(e.offset, e.shape, e.dtype): e.name for e in self._by_role["parameter"]}
         for e in self.entries:
             if e.role == "alias" and (first := firsts.get((e.offset, e.shape, e.dtype))) is not None:
-                arrays[e.name] = arrays[first]  # one object, so that whoever looks finds that they are one
+                arrays[e.name] = arrays[first]  # the same object, so that others can see that they are one
             elif e.role == "counter":
                 arrays[e.name] = counters[e.offset]
             elif e.role == "constant":
@@ -478,7 +480,7 @@ class Layout:
         return list(arrays.values()) if self.form == "list" else arrays[""]
 
     def as_given(self, arrays: Arrays, writable: bool = False) -> Arrays:
-        """Return what :meth:`views` or :meth:`copies` returned in the kind of arrays that the model came in: torch's,
+        """Return the result of :meth:`views` or :meth:`copies` as the kind of arrays in which the model came: torch's,
         or NumPy's with the same memory."""
         if not self.numpy:
             return arrays
@@ -488,7 +490,8 @@ class Layout:
 
     def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Arrays:
         """Return :meth:`views` in new memory, which the caller may write to. Parameters are in one new vector."""
-        if any(getattr(torch, e.dtype) is flat.dtype for e in self._by_role["parameter"]):  # others are copied anyway
+        # The others are copied anyway.
+        if any(getattr(torch, e.dtype) is flat.dtype for e in self._by_role["parameter"]):
             flat = flat.clone()
         made = self.views(flat, buffers.clone(), [counter.clone() for counter in counters])
         for place, e in enumerate(self.entries):
@@ -512,7 +515,7 @@ class Layout:
         own = [e for e in self.entries if e.name in arrays and e.role in self._by_role]
         checked = [
             (e, _trained(e, arrays[e.name])) for e in own
-        ]  # everything is checked before a vector of the model's size is allocated
+        ]  # check everything before a vector of the model's size is allocated
         vector = memory.empty(self.size, flat.device)
         parts = [array for e, array in checked if e.role == "parameter"]
         alike = all(array.dtype is torch.float32 and array.device == flat.device for array in parts)
@@ -530,12 +533,13 @@ class Layout:
             result[e.name] = cut.view(e.shape)
             if at_once:
                 continue
-            sent = self._cut(flat, e).view(e.shape).to(torch.float32)  # two in bf16 would be subtracted in bf16
+            # A difference of two bf16 tensors would be rounded to bf16.
+            sent = self._cut(flat, e).view(e.shape).to(torch.float32)
             if e.dtype == "float32" and array.dtype == torch.float32:
                 trained = array.to(flat.device).resolve_neg().contiguous().view(-1)
                 ops.difference(trained, sent.view(-1), cut)
                 continue
-            if e.dtype != "float32":  # the client was sent a model rounded to the model's own type
+            if e.dtype != "float32":  # the client was sent a model that was rounded to this type
                 sent = sent.to(getattr(torch, e.dtype)).to(torch.float64)
             torch.sub(array.to(flat.device), sent, out=result[e.name])
         return self.formed(result)
@@ -562,16 +566,17 @@ class Layout:
 
 
 class SharedParameters:
-    """Which parameters of a model are one: by names, or (None) because they are the same memory."""
+    """Finds which parameters of a model are one: by ``names``, or (None) because they share their memory."""
 
     def __init__(self, names: Mapping[str, str] | None) -> None:
         self.names = names
-        self.same: dict[str, str] = {}  # by their memory: the first one's name
+        self.same: dict[str, str] = {}  # by second name: the first name of the same memory
         self._seen: dict[object, str] = {}
-        self._held: list[object] = []  # else the memory of an array made by a mapping might come again
+        # Keeps arrays alive, so that a mapping that makes its arrays does not use the same memory again.
+        self._held: list[object] = []
 
     def first(self, name: str, value: object, array: Tensor) -> str | None:
-        """Return the name of the parameter that this one is, too; None if it is the first or the only one."""
+        """Return the first name of a parameter that is this one. None: this is the first or the only name."""
         if self.names is not None:
             first = self._seen.setdefault(self.names.get(name, name), name)
             return None if first == name else first
@@ -587,7 +592,7 @@ class SharedParameters:
         return first
 
     def tell(self, parameters: Sequence[str], kept: Sequence[str]) -> None:
-        """Warn of what was found, of parameters whose names are those of buffers, and of what is kept."""
+        """Warn about shared memory, about parameters with the names of buffers, and about arrays that are kept."""
         if self.same:
             second, first = next(iter(self.same.items()))
             said = f"params: {second!r} is the same memory as {first!r}, so they are one parameter; if they are two, "
@@ -609,13 +614,13 @@ def _are_groups(tied: object) -> bool:
 
 
 def mode_of(how: Mapping[str, str], name: str) -> str | None:
-    """Return what the setting ``buffers`` says of the array of this name, if anything."""
+    """Return the setting ``buffers`` for the array of this name, or None."""
     return next((mode for pattern, mode in how.items() if fnmatchcase(name, pattern)), None)
 
 
 def _role(name: str, array: Tensor, stated: Role | None, how: Mapping[str, str], known: bool) -> Role:
-    """What an array is. ``given``: what a module says of it; not ``known``: a module, or its name, says that it is
-    neither a parameter nor a buffer."""
+    """Return an array's role. ``stated`` is the role that a module gives it. ``known``: False if a module, or the
+    array's name, shows that it is neither a parameter nor a buffer."""
     said = None if stated in ("parameter", "alias") else mode_of(how, name)
     if stated in ("alias", "constant") or said == "keep" or _is_extra(name):
         return "alias" if stated == "alias" else "constant"
@@ -637,13 +642,13 @@ def _is_extra(name: str) -> bool:
 
 
 def _below(name: str, others: set[str]) -> bool:
-    """Whether a name lies below another array's: ``layer.weight.absmax`` below ``layer.weight``."""
+    """Return whether a name lies below another array's, as ``layer.weight.absmax`` below ``layer.weight``."""
     parts = name.split(".")
     return any(".".join(parts[:end]) in others for end in range(1, len(parts)))
 
 
 def _is_mask(array: Tensor, is_buffer: bool) -> bool:
-    """Whether an array is a mask: some elements are infinite, and in a parameter all others have one value."""
+    """Return whether an array is a mask: some elements are infinite, and in a parameter all others have one value."""
     if not (is_buffer or array.dim() > 1) or math.isfinite(float(array.float().sum(dtype=torch.float64))):
         return False
     if bool(array.isnan().any()):
@@ -653,7 +658,7 @@ def _is_mask(array: Tensor, is_buffer: bool) -> bool:
 
 
 def _of_float64(entry: Entry, label: str, array: Tensor | np.ndarray) -> Tensor | np.ndarray:
-    """Return an update of a float64 model's own type as fp32."""
+    """Return an array as fp32 if both it and the model's own array are float64, else unchanged."""
     own = entry.dtype == "float64" and str(array.dtype) in ("float64", "torch.float64")
     return _fp32(label, array) if own else array
 
@@ -679,9 +684,9 @@ def dense(label: str, value: object) -> Tensor:
 
 
 def _trained(entry: Entry, value: object) -> Tensor:
-    """Return an array of a trained model. ShapeMismatch, DTypeMismatch."""
+    """Return an array of a trained model. Raises ShapeMismatch or DTypeMismatch."""
     if entry.role == "parameter" and isinstance(value, Tensor) and value.shape == entry.shape and is_plain_fp32(value):
-        return value  # in a fifth of the time
+        return value  # this usual case takes a fifth of the time
     label = f"trained model {entry.name!r}"
     array = dense(label, value)
     if tuple(array.shape) != entry.shape:
@@ -694,7 +699,7 @@ def _trained(entry: Entry, value: object) -> Tensor:
 
 def _numpy(tensor: Tensor, writable: bool) -> np.ndarray:
     tensor = tensor.cpu()
-    if tensor.dtype is torch.bfloat16:  # of which NumPy knows only the bits
+    if tensor.dtype is torch.bfloat16:  # NumPy itself has no bf16
         array: np.ndarray = tensor.view(torch.int16).numpy().view(import_module("ml_dtypes").bfloat16)
     else:
         array = tensor.numpy()
@@ -711,7 +716,7 @@ def _pieces(arrays: Sequence[tuple[str, Tensor | np.ndarray]]) -> Pieces:
     try:
         return Pieces(array for _, array in arrays)
     except DTypeMismatch:
-        for label, array in arrays:  # find out which one
+        for label, array in arrays:  # find the array that is refused
             try:
                 Pieces([array])
             except DTypeMismatch as error:
@@ -720,8 +725,8 @@ def _pieces(arrays: Sequence[tuple[str, Tensor | np.ndarray]]) -> Pieces:
 
 
 def _prefix(missing: Sequence[str], extra: Sequence[str], known: Collection[str]) -> str:
-    """Return what to do about names that a wrapper (DataParallel, torch.compile) has put its own before. ``known``: the
-    model's names, of parameters, buffers and all else."""
+    """Return what to do if a wrapper (DataParallel, torch.compile) has put a prefix before the names. ``known``: all
+    names of the model."""
     for name in known if missing and extra else ():
         before = str(extra[0]).removesuffix(name)
         if before.endswith(".") and {before + own for own in missing} <= {*extra} <= {before + own for own in known}:

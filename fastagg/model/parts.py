@@ -1,4 +1,4 @@
-"""Cuts a model by whole tensors into parts. Each is the model of a server of its own, with its own versions."""
+"""Cuts a model into parts of whole tensors. Each part is the model of a server of its own, with its own versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastagg.storage.pieces import as_array
 
 
 class PartList(list[Part]):
-    """The parts of a model, each the ``params`` of a server, and the ``layout`` of the whole."""
+    """The parts of a model, each the ``params`` of a server, and the ``layout`` of the whole model."""
 
     def __init__(self, layout: Layout, parts: Iterable[Part] = ()) -> None:
         super().__init__(parts)
@@ -26,7 +26,7 @@ class PartList(list[Part]):
         """Return an update or a trained model by part. Nothing is copied.
 
         Args:
-            update: in the form of the model, or one flat 1-D array.
+            update: an update or a model, in the form of the model, or one flat 1-D array.
 
         Raises:
             ShapeMismatch: it has other names, another number of arrays, or another length.
@@ -42,7 +42,7 @@ class PartList(list[Part]):
         return [self.layout.formed(arrays) for arrays in named]
 
     def join(self, models: Iterable[Any]) -> Any:
-        """Return the whole of each part's ``params`` or ``parameters()``, in the form in which the model came."""
+        """Return the whole model from each part's ``params`` or ``parameters()``, in the model's original form."""
         arrays: dict[str, Any] = {}
         for part, model in zip(self, models, strict=True):
             arrays |= part.layout._arrays(model, "model")
@@ -52,18 +52,18 @@ class PartList(list[Part]):
 def parts(
     model: Any, count: int, *, by_part: bool = False, buffers: Mapping[str, str] | None = None, tied: Tied | None = None
 ) -> PartList:
-    """Cut a model by whole tensors into parts of like size, each for a :class:`fastagg.Server` of its own.
+    """Cut a model into parts of similar size, each for a :class:`fastagg.Server` of its own.
 
-    The cut follows from names, shapes and order alone: tensors are given out by size, the largest first (equal ones in
-    the model's order), each to the part that has least so far (of equal ones the first). Tied tensors are one. Buffers,
-    and what does not train or is empty, go with the first tensor of their module that trains, or of the one around it.
+    The cut depends only on names, shapes and order. Tensors are assigned by size, the largest first, and equal ones in
+    the model's order. Each goes to the part that is smallest so far, or to the first of these. Tied tensors count as
+    one. Buffers, frozen and empty arrays go with the first trained tensor of their module, or of a module around it.
 
     Args:
         model: in any form that a server takes. A 1-D array is one tensor, so one part.
         count: the number of parts.
-        by_part: allow what needs the whole update's norm, cosine or distances (``clip_norm``, AsyncFedED, FedAC, Krum).
-            Each part then uses its own, which is another rule.
-        buffers, tied: which arrays of a state_dict or a list are buffers, and which are one: as for a server.
+        by_part: allow rules that need the whole update's norm, cosine or distances (``clip_norm``, AsyncFedED, FedAC,
+            Krum). Each part then uses those of its own part, which is a different rule.
+        buffers, tied: which arrays of a state_dict or a list are buffers, and which are one parameter, as for a server.
 
     Raises:
         ConfigError: there are fewer tensors than parts. Other errors: the model is refused, as by a server.
@@ -76,7 +76,7 @@ def parts(
     if count > len(sizes):
         raise ConfigError(f"count: the model has {len(sizes)} tensors to give out, got {count} parts")
     place, loads = dict[str, int](), [(0, number) for number in range(count)]
-    for name, size in sizes.most_common():  # equal ones in the order in which they came
+    for name, size in sizes.most_common():  # equal ones in the model's order
         load, number = heapq.heappop(loads)
         place[name] = number
         heapq.heappush(loads, (load + size, number))
@@ -89,9 +89,10 @@ def parts(
 
 
 def _owners(layout: Layout) -> dict[str, str]:
-    """Return, for every array, the parameter in whose part it is: a tied one's first name, or its module's first."""
+    """Return, for every array, the parameter whose part it goes to: itself, its tied first name, or its module's
+    first."""
     owner, first = dict[str, str](), dict[str, str]()  # the first parameter of each module
-    at: dict[int, str] = {}  # by place in the vector
+    at: dict[int, str] = {}  # by offset in the vector
     for e in layout.entries:
         if e.role in ("parameter", "alias") and e.size:
             owner[e.name] = at.setdefault(e.offset, e.name)
@@ -104,7 +105,7 @@ def _owners(layout: Layout) -> dict[str, str]:
 
 
 def _modules(name: str) -> Iterator[str]:
-    """Yield the module of an array, then those around it."""
+    """Yield the name of an array's module, and then of the modules around it."""
     yield (module := name.rpartition(".")[0])
     if module:
         yield from _modules(module)

@@ -1,7 +1,7 @@
 """Limits for clients' BatchNorm statistics and counters, so that their means and largest values fit the model.
 
-Buffers become the mean of the clients' in fp32. Counters become the largest (fastagg/server/statistics.py). With a
-variance below zero the model's outputs would be NaN.
+Buffers become the mean of the clients' in fp32, and counters the largest (fastagg/server/statistics.py). A variance
+below zero would make the model's outputs NaN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastagg import ops
 from fastagg.errors import ConfigError, DTypeMismatch, NonFiniteUpdate
 from fastagg.storage.pieces import Pieces
 
-# So fp32 sums over 2**20 clients stay below 2**128, with rounding.
+# With this limit, fp32 sums over 2**20 clients stay below 2**128, even with rounding.
 _LARGEST = 2.0**107
 
 
@@ -33,14 +33,15 @@ class Bounds(NamedTuple):
     """The limits for a layout's buffers and counters, each in the layout's order."""
 
     names: list[str]  # of buffers
-    limits: list[float]  # their largest magnitude, for which a mean is finite in the model's own type, too
-    variances: list[int]  # which buffers are running variances
+    limits: list[float]  # the largest magnitude for which a mean is finite, also in the model's own type
+    variances: list[int]  # places of the running variances
     limit: float  # the smallest of the limits
-    counters: list[tuple[str, torch.dtype, bool, int, int]]  # name, own type, whether it counts, smallest, largest
+    # Name, own type, whether it is a number of batches, smallest and largest value.
+    counters: list[tuple[str, torch.dtype, bool, int, int]]
 
     @classmethod
     def of(cls, buffers: Sequence[tuple[str, str]], counters: Sequence[tuple[str, str]]) -> Bounds:
-        """Return the limits for these arrays of a model: names, and torch's names of their types."""
+        """Return the limits for a model's arrays, given as names with the names of their types in torch."""
         limits = [min(_LARGEST, torch.finfo(getattr(torch, dtype)).max) for _, dtype in buffers]
         variances = [i for i, (name, _) in enumerate(buffers) if is_variance(name)]
         ranges = []
@@ -54,12 +55,12 @@ class Bounds(NamedTuple):
 def check_statistics(
     bounds: Bounds, buffers: Pieces | None, counters: list[Tensor] | None, what: str = "update"
 ) -> None:
-    """Refuse buffers or counters whose mean or largest value would not be valid for the model. Values on a GPU pass,
-    because a check would have to wait for them.
+    """Refuse buffers or counters whose mean or largest value would not be valid for the model. Values on a GPU are not
+    checked, because a check would have to wait for them.
 
     Args:
-        bounds: the model's.
-        buffers, counters: of an update.
+        bounds: the model's limits.
+        buffers, counters: an update's statistics.
         what: the update's name in messages.
 
     Raises:
@@ -80,7 +81,7 @@ def check_statistics(
     if counters is None:
         return
     for (name, own, counts, smallest, largest), counter in zip(bounds.counters, counters, strict=True):
-        if (counter.dtype is own and not counts) or not counter.is_cpu:  # its own type can hold any of its values
+        if (counter.dtype is own and not counts) or not counter.is_cpu:  # every value of its own type is valid
             continue
         low, high = _range(counter)
         if counts and low < 0:
@@ -104,7 +105,7 @@ def _refuse_large(bounds: Bounds, owners: Sequence[Tensor], what: str) -> None:
 
 
 def _least(owners: Sequence[Tensor]) -> float:
-    # One call for all of them, because a model of a hundred layers has a hundred short ones.
+    # This is one call, because a model of a hundred layers has a hundred short vectors.
     together = torch.cat([owner if owner.dim() == 1 else owner.reshape(-1) for owner in owners])
     return float(together.min()) if together.numel() else 0.0
 

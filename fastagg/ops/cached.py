@@ -48,7 +48,7 @@ def cached_step_(
       with a step ``D = sum_scale*sum + acc_scale*c``, and then ``sum += terms``
 
     The sum is fp32. A dither makes the rounding errors of its additions average out (csrc/math/directions.h,
-    ``sum_dither``); a server also adds its rows up anew, little by little (csrc/engine/resummation.h).
+    ``sum_dither``). A server also recomputes its sum from the rows, little by little (csrc/engine/resummation.h).
 
     Bytes per parameter into SGD: 28 fp32, 24 bf16, 22 int8, 21 int4, plus scales.
 
@@ -56,7 +56,7 @@ def cached_step_(
         x: the model, [d]. None stores the update without a step.
         update: the arriving update, d elements.
         cache: the rows. None if the update itself enters the sum (clients keep their own rows).
-        write, read: the slots to write and to read, -1 for none. They may be equal; the slot is read first.
+        write, read: the slots to write and to read, -1 for none. They may be equal. The slot is read first.
         client, arrival: keys of the rounding, with the cache's seed. ``arrival`` counts updates of the sum (dither).
         gain: factor on the update (clipping, staleness).
         sum: the sum over clients, [d].
@@ -107,7 +107,8 @@ def _check_rows(size: int, cache: ClientCache, write: int, read: int, terms: Seq
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:
-    """Row ``slot`` of the cache as it is used everywhere, dequantised: [d] fp32. Only written rows mean anything.
+    """Return row ``slot`` of the cache as steps use it, dequantised: [d] fp32. A row that was never written has
+    undefined content.
 
     Raises:
         ConfigError: the slot does not exist.

@@ -1,6 +1,6 @@
 """Checks arguments before a kernel is called, and makes the structs that kernels take (csrc/plan.h).
 
-Nothing is written if a check fails. Only fastagg/ops and what works on vectors in place call it.
+Nothing is written if a check fails. Only fastagg/ops and modules that work on vectors in place call it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fastagg._types import Arrays
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.storage.pieces import HOST, Pieces
 
-OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # name -> its moments; csrc/math/optimizers.h
-MOMENT_BLOCK = native.scale_block  # elements that share a unit; csrc/math/moments.h
+OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # by name: its moments (csrc/math/optimizers.h)
+MOMENT_BLOCK = native.scale_block  # the number of elements that share a unit (csrc/math/moments.h)
 _look = native.memory.look_1d
 _CODES = {torch.float32: 0, torch.int64: 3, torch.float64: 4, torch.uint8: 5}  # csrc/bindings/arrays.h, Element
 
@@ -27,13 +27,13 @@ Update = Tensor | np.ndarray | Sequence[Arrays] | Pieces
 
 
 def address(tensor: Tensor | None) -> int:
-    """The address of a tensor's memory; 0 for None."""
+    """Return the address of a tensor's memory, 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> int:
     """Return the address of a state vector: 1-D, contiguous, ``size`` elements, on ``device``."""
-    # One call for the usual one, because for small vectors every check takes as long as the kernel.
+    # The usual case is one call, because for small vectors every check takes as long as the kernel.
     if device is HOST and (place := _look(tensor, size, _CODES[dtype])) is not None:
         return place
     if not isinstance(tensor, Tensor):
@@ -60,7 +60,7 @@ def check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype,
 
 
 def moment_blocks(size: int) -> int:
-    """Number of blocks of 8-bit moments for ``size`` parameters. The last block is padded."""
+    """Return the number of blocks of 8-bit moments for ``size`` parameters. The last block is padded."""
     return -(-size // MOMENT_BLOCK)
 
 
@@ -100,7 +100,7 @@ def pair(name: str, value: Any) -> tuple[Any, Any]:
 
 
 def key(name: str, value: int, bits: int = 64) -> int:
-    """Return a whole number of that many bits, without a sign."""
+    """Return ``value`` if it is an unsigned integer of at most this many bits."""
     number = index(value)
     if not 0 <= number < 1 << bits:
         raise ConfigError(f"{name}: expected 0 to {(1 << bits) - 1}, got {value}")
@@ -128,7 +128,7 @@ def optimizer_of(
     decoupled_weight_decay: bool = False,
     period: int = 1,
 ) -> dict[str, Any]:
-    """Return what a kernel needs of an optimizer to step ``x``, [``size``]. The keywords are those of
+    """Return the settings with which a kernel's optimizer steps ``x``, [``size``]. The keywords are those of
     :func:`fastagg.ops.step_`."""
     moments = OPTIMIZERS.get(optimizer)
     if moments is None:

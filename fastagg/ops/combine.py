@@ -1,4 +1,4 @@
-"""Robust rules: they make one update of several, of which a few may be anything. :class:`RobustRule` lists them."""
+"""Robust rules: they combine several updates, a few of which may be arbitrary. :class:`RobustRule` lists them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastagg.storage.pieces import as_pieces
 RobustRule = Literal[
     "median", "trimmed", "mean_around_median", "krum", "multi_krum", "geometric_median", "centered_clip"
 ]
-MOST = native.most_combined  # updates
+MOST = native.most_combined  # the most updates in one call
 
 _RULES: dict[str, tuple[tuple[str, ...], bool]] = native.engine.robust_rules
 if get_args(RobustRule) != tuple(_RULES):
@@ -37,7 +37,7 @@ Smoothing = Annotated[float, SettingRule(default=1e-6, above=0)]
 
 
 class RobustSettings(TypedDict, total=False):
-    """What a rule takes besides its name; :func:`combine` says what they are."""
+    """A rule's settings besides its name. :func:`combine` explains them."""
 
     trim: Trim
     f: Faults
@@ -52,7 +52,7 @@ DEFAULTS: Mapping[str, Any] = {name: hint.__metadata__[0].default for name, hint
 
 
 def robust_of(rule: RobustRule, count: int | None, settings: RobustSettings) -> Native:
-    """Return the rule as the engine takes it. ``count``: of updates, if it is known."""
+    """Return the rule as the engine takes it. ``count``: the number of updates, if it is known."""
     _checks.fits("rule", rule, RobustRule)
     for name, value in settings.items():
         if name not in DEFAULTS:
@@ -75,10 +75,10 @@ def combine(
     out: Tensor | None = None,
     **settings: Unpack[RobustSettings],
 ) -> Tensor:
-    """Return what ``rule`` makes of several updates, some of which may be anything.
+    """Return the vector that ``rule`` makes of several updates, a few of which may be arbitrary.
 
-    Each element of the first three depends on the updates' elements there alone; the others compare whole updates.
-    The bits depend neither on the processor nor on the number of threads.
+    The first three rules work element by element. The others compare whole updates. The bits depend neither on the
+    processor nor on the number of threads.
 
     ======================  ============================================================================================
     ``median``              of every element
@@ -95,13 +95,13 @@ def combine(
 
     Args:
         rows: n updates, 1..1,024, d finite elements each.
-        rule: its name.
-        weights: what each update is multiplied by, in fp32. None: 1.
+        rule: the rule's name.
+        weights: the factor of each update, in fp32. None: 1.
         out: output, [d].
-        settings: those of the rule.
+        settings: the rule's settings.
 
     Raises:
-        ConfigError: a setting is out of range, or more than n updates bear.
+        ConfigError: a setting is out of range, or the rule does not work with n updates.
         ShapeMismatch, DTypeMismatch: an update has another size than the first. Nothing was written.
         DeviceError: the updates are not on the CPU.
         NonFiniteUpdate: an update has NaN or infinity. Nothing was written.

@@ -34,7 +34,7 @@ class SoftTargets(NamedTuple):
 
 
 def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = None) -> SoftTargets:
-    """Softmax, argmax and entropy of the teachers' logits ``y``, in one call (the FedEcho paper, Eq. 4).
+    """Return softmax, argmax and entropy of the teachers' logits ``y``, in one call (the FedEcho paper, Eq. 4).
 
     Args:
         logits: [R, C] fp32 or fp64, contiguous. They are multiplied by ``scale`` > 0 first (1/n makes a sum a mean).
@@ -96,7 +96,7 @@ def distillation_loss(
 
 
 def alpha_bounds(alpha: float | Iterable[float]) -> tuple[float, float]:
-    """``alpha`` as ``(alpha_min, alpha_max)``.
+    """Return ``alpha`` as ``(alpha_min, alpha_max)``.
 
     Raises:
         ConfigError: not a number or a pair, or not 0 <= alpha_min <= alpha_max <= 1.
@@ -152,7 +152,7 @@ class _Distillation(torch.autograd.Function):
 
 
 def _place(logits: Tensor) -> Cuda:
-    """Where the loss runs. CUDA kernels take only fp32."""
+    """Return where the loss runs. CUDA kernels take only fp32."""
     on = CPU if logits.is_cpu and logits.dtype is torch.float64 else place(logits.device)
     if on is not CPU and logits.dtype is not torch.float32:
         raise DTypeMismatch(

@@ -12,7 +12,7 @@ from fastagg._build import native
 from fastagg.errors import DeviceError
 from fastagg.storage.pieces import HOST, Pieces
 
-_MOST_PIECES = 200  # csrc/cuda/cuda.h, kMostPieces
+_MOST_PIECES = 200  # the limit in csrc/cuda/cuda.h, kMostPieces
 
 
 class Cuda(NamedTuple):
@@ -23,7 +23,7 @@ class Cuda(NamedTuple):
 
 
 def where(on: Cuda) -> native.cuda.Where:
-    """A device and a stream, in the form that launches take (csrc/cuda/cuda.h)."""
+    """Return a device and a stream in the form that launches take (csrc/cuda/cuda.h)."""
     return native.cuda.Where(device=on.device, stream=on.stream)
 
 
@@ -33,9 +33,9 @@ _cpu = CPU  # where ops on CPU tensors run
 
 
 def place(device: torch.device) -> Cuda:
-    """Where ops on tensors of ``device`` run: :data:`CPU`, or a CUDA device. DeviceError: there are no kernels."""
+    """Return where ops on tensors of ``device`` run: :data:`CPU`, or a CUDA device. DeviceError: no kernels for it."""
     if device is HOST or device.type == "cpu":
-        if _cpu is not CPU:  # ops of torch, which run at once, come before and after
+        if _cpu is not CPU:  # torch's own ops run at once, so wait for ours before and after them
             native.emulation.settle(native.emulation.current_stream())
         return _cpu
     if device.type == "cuda" and native.cuda_architectures:
@@ -45,13 +45,13 @@ def place(device: torch.device) -> Cuda:
 
 
 def on_cuda(device: torch.device) -> bool:
-    """Whether ops on tensors of ``device`` run CUDA kernels."""
+    """Return whether ops on tensors of ``device`` run CUDA kernels."""
     return place(device) is not CPU
 
 
 @contextmanager
 def emulated(on: bool = True) -> Iterator[None]:
-    """Run ops on CPU tensors through the CUDA kernels, in a build that emulates them (tests/emulation): for tests."""
+    """Run ops on CPU tensors through the emulated CUDA kernels. Only for tests, in a build with tests/emulation."""
     global _cpu
     assert native.cuda_emulated, "this build does not emulate CUDA"
     before, _cpu = _cpu, _EMULATED if on else CPU
@@ -62,7 +62,7 @@ def emulated(on: bool = True) -> Iterator[None]:
 
 
 def on_device(pieces: Pieces) -> Pieces:
-    """The pieces in the form that a CUDA kernel takes. If there are too many for its arguments, they are joined first.
+    """Return the pieces in the form that a CUDA kernel takes. If there are too many for its arguments, they are joined.
 
     Keep the result until the launch, because the kernel's update holds only addresses.
     """
@@ -76,5 +76,5 @@ def run(kernel: Callable[..., None], pieces: Pieces, settings: dict[str, Any]) -
     if on is CPU:
         kernel(pieces.native, None, settings)
     else:
-        there = on_device(pieces)  # until the kernel was launched
+        there = on_device(pieces)  # kept alive until the launch
         kernel(there.native, where(on), settings)

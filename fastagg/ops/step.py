@@ -36,7 +36,7 @@ def step_(
     decoupled_weight_decay: bool = False,
     period: int = 1,
 ) -> Tensor:
-    """One whole server step, direction and optimizer, in one pass over memory.
+    """Do one whole server step, direction and optimizer, in one pass over memory.
 
     The direction ``D`` depends on the arguments:
 
@@ -63,9 +63,9 @@ def step_(
         base: the version the client started from, [d].
         out: output for the new model, [d]. None writes it to ``x``. It must not overlap ``x`` partly.
         eps_root: added to the (corrected) second moment, under the root.
-        weight_decay: the optimizer is given ``D - weight_decay*x`` for ``D``; or, with ``decoupled_weight_decay``,
-            ``(1 - lr*weight_decay)*x`` for ``x``.
-        period: of ``delayed``: how many steps have one momentum. ``correction`` is then the number of this step (None:
+        weight_decay: ``D - weight_decay*x`` takes the place of ``D``. With ``decoupled_weight_decay``, ``(1 -
+            lr*weight_decay)*x`` takes the place of ``x`` instead.
+        period: for ``delayed``, the number of steps in a period. ``correction`` is then the number of this step (None:
             it ends a period), and there is no bias correction.
 
     Returns:

@@ -24,9 +24,9 @@ class Inspection(NamedTuple):
 
 
 def inspect(update: Update) -> Inspection:
-    """Whether every element is finite, and the Euclidean norm, in one read (4 bytes per fp32 element).
+    """Return whether every element is finite, and the Euclidean norm, in one read (4 bytes per fp32 element).
 
-    The norm is summed in float64 in a fixed order. So it has the same bits on any number of threads.
+    The norm is summed in float64 in a fixed order, so it has the same bits on any number of threads.
     """
     pieces = as_pieces(update)
     total = native.sum_squares(update_of(pieces)) if place(pieces.device) is CPU else measure(pieces).tolist()[0]
@@ -43,7 +43,7 @@ class Distances(NamedTuple):
 
 
 def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -> Distances:
-    """Both norms of AsyncFedED's staleness (its Eq. 6) and FedAC's inner product, in one read.
+    """Return both norms of AsyncFedED's staleness (its Eq. 6) and FedAC's inner product, in one read.
 
     It takes 12 bytes per parameter. Sums are in float64 in a fixed order.
 
@@ -79,7 +79,7 @@ def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = No
         inner: whether to compute ``(x - base).update`` too.
 
     Returns:
-        [3] fp64 on the device: ``|update|^2, |x - base|^2, (x - base).update``; 0 for what is not asked for.
+        [3] fp64 on the device: ``|update|^2, |x - base|^2, (x - base).update``; 0 for those that are not asked for.
 
     Raises:
         ConfigError: the update is not on a CUDA device.
@@ -106,9 +106,9 @@ def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = No
 
 
 def accumulate_(acc: Tensor, update: Update, weight: float = 1.0, *, fresh: bool = False) -> Tensor:
-    """``acc += weight*update`` (12 bytes per parameter); with ``fresh``, ``acc = weight*update`` (8 bytes).
+    """``acc += weight*update`` (12 bytes per parameter). With ``fresh``, ``acc = weight*update`` (8 bytes).
 
-    FedBuff's and FADAS's buffer (the FADAS paper, Algorithm 1, line 4).
+    This is FedBuff's and FADAS's buffer (the FADAS paper, Algorithm 1, line 4).
 
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: ``acc`` is refused, or overlaps the update partly. Nothing was
@@ -122,7 +122,7 @@ def accumulate_(acc: Tensor, update: Update, weight: float = 1.0, *, fresh: bool
 
 
 def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """``out = a - b`` (1-D, the same length), each element rounded once; 12 bytes per parameter."""
+    """Compute ``out = a - b`` (1-D, the same length), each element rounded once. 12 bytes per parameter."""
     pieces = as_pieces(b)
     size, device = pieces.size, pieces.device
     at, to = vector("a", a, size, device), vector("out", out, size, device)

@@ -1,7 +1,7 @@
-"""What an algorithm is made of: a direction, an optimizer and a staleness policy.
+"""The parts of an algorithm: a direction, an optimizer and a staleness policy.
 
-The package's own parts are registered here, and checked: a part whose declaration lacks something is a named error at
-import, and not a setting that is silently ignored.
+The package's own parts are registered and checked here. A part whose declaration lacks something raises an error at
+import, so no setting is silently ignored.
 """
 
 from typing import get_args

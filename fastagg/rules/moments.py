@@ -10,7 +10,7 @@ from fastagg.storage import memory
 
 
 def zeros(optimizer: str, format: str, size: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The moments of ``optimizer`` for ``size`` parameters before the first step: keywords of
+    """Return the moments of ``optimizer`` for ``size`` parameters before the first step, as keywords of
     :func:`fastagg.ops.step_`.
 
     With ``8bit`` each is uint8, padded to whole blocks of 256. ``units`` [1 or 2, blocks] holds the blocks' scales: one

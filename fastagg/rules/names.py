@@ -1,10 +1,10 @@
-"""The words that settings may be, as types. Type checkers and the checks at run time read the same list."""
+"""The words that settings accept, as types. Type checkers and the checks at run time read the same lists."""
 
 from typing import Literal, TypedDict
 
-# Of the parts.
-Kind = Literal["delta", "gradient"]  # of updates; Direction.kind
-Cache = Literal["fp32", "bf16", "int8", "int4"]  # of a client's row; AllClients.cache, Calibrated.cache, Echo.cache
+# Settings of the parts.
+Kind = Literal["delta", "gradient"]  # of updates: Direction.kind
+Cache = Literal["fp32", "bf16", "int8", "int4"]  # of a client's row: AllClients.cache, Calibrated.cache, Echo.cache
 Warmup = Literal["full", "partial"]  # AllClients.warmup, Differences.warmup
 Mode = Literal["incremental", "direct"]  # AllClients.mode
 Freshness = Literal["dispatch", "gradient"]  # ActiveSet.freshness
@@ -15,27 +15,27 @@ Rule = Literal["scaled", "reciprocal", "threshold", "lipschitz", "drop"]  # Dela
 
 
 class DecaySettings(TypedDict, total=False):
-    """Of every optimizer, which presets pass on."""
+    """The settings of every optimizer, which presets pass on."""
 
     weight_decay: float
     decoupled_weight_decay: bool
 
 
 class SecondSettings(DecaySettings, total=False):
-    """Of the optimizers with a second moment."""
+    """The settings of the optimizers with a second moment."""
 
     eps_root: float
     initial: float
 
 
-# Of the presets alone.
-DelayRule = Literal["scaled", "reciprocal"]  # FADAS: those of its paper
+# Settings of the presets alone.
+DelayRule = Literal["scaled", "reciprocal"]  # FADAS: the two rules of its paper
 Stale = Literal["lipschitz", "drop", "scaled"]  # DelayAdaptiveASGD
 Policy = Literal["constant", "hinge", "polynomial"]  # FedAsync
 AceMode = Literal["incremental", "direct", "client"]
 
-# Of the server.
+# Settings of the server.
 Weighting = Literal["uniform", "samples", "tokens"]
 Buffers = Literal["mean", "weighted", "latest", "keep"]
-ByName = Literal["mean", "weighted", "max", "keep", "first"]  # of the buffers whose names fit a pattern
+ByName = Literal["mean", "weighted", "max", "keep", "first"]  # for the buffers whose names match a pattern
 ModelDtype = Literal["bf16"]

@@ -28,8 +28,8 @@ __all__ = [
     "Yogi",
 ]
 
-_SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and would lead to 0/0 where the moments are zero
-_SMALLEST_ROOT = 1e-24  # from here on eps_root alone keeps a divisor away from zero
+_SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and cause 0/0 where moments are zero
+_SMALLEST_ROOT = 1e-24  # an eps_root of this size or more keeps a divisor from zero without eps
 
 
 @dataclass(frozen=True)
@@ -43,34 +43,34 @@ class Optimizer(RulePart):
         moments: format of the moments: ``fp32`` or ``8bit``. ``8bit`` takes one byte for each value, and 0.03 to 0.05
             for scales, with unbiased stochastic rounding (csrc/math/moments.h). The step is computed in fp32 from the
             decoded values. SGD has no moments.
-        weight_decay: lambda, >= 0: the package's optimizers are given ``D - lambda*x`` for D. It is an L2 term, as in
+        weight_decay: lambda, >= 0. The package's optimizers use ``D - lambda*x`` in place of D. It is an L2 term, as in
             ``torch.optim.SGD``, ``Adam`` and ``Adagrad``.
-        decoupled_weight_decay: if True, they are given ``(1 - lr*lambda)*x`` for x instead. ``lr`` is the step's, as in
-            ``torch.optim.AdamW``.
+        decoupled_weight_decay: if True, they use ``(1 - lr*lambda)*x`` in place of x instead. ``lr`` is the step's, as
+            in ``torch.optim.AdamW``.
         eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax). After a bias correction v is the
             corrected one. ``eps`` may be 0 if this is at least 1e-24.
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0. In Reddi et al. 2021, Algorithm 2, and in
-            APPFL it is tau^2, where tau is ``eps``; in FedScale's Yogi tau; in optax 1e-6 for Yogi (for its m, too),
-            0.1 for Adagrad; in Flower, FL-bench and torch 0, as here. 8-bit moments start at the nearest code, at most
-            a sixteenth away.
+        initial: the value of ``v`` and ``vhat`` before the first step, >= 0. Other programs use other values, where tau
+            is ``eps``: tau^2 (Reddi et al. 2021, Algorithm 2, and APPFL), tau (FedScale's Yogi), 1e-6 (optax's Yogi,
+            also for m), 0.1 (optax's Adagrad), 0 as here (Flower, FL-bench and torch). 8-bit moments start at the
+            nearest code, at most a sixteenth away.
 
     Raises:
         ConfigError: a setting is out of range.
     """
 
     lr: NotNegative = 1.0
-    kernel: ClassVar[str] = ""  # csrc/math/optimizers.h; none: `step` is called
+    kernel: ClassVar[str] = ""  # the kernel's name in csrc/math/optimizers.h; if empty, `step` is called
     decays: ClassVar[tuple[str, ...]] = ()  # the fields that are the kernel's betas[0] and betas[1]
 
     def step(
         self, x: Tensor, direction: Tensor, state: dict[str, Tensor], lr: float, round: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One step of a user's own optimizer, in plain torch. The package's optimizers have kernels instead.
+        """Return the model after one step. A user's own optimizer defines this method, in plain torch.
 
         Args:
             x: the model, fp32 [d]. Do not change it.
             direction: the vector to step along, fp32 [d]. Add it, whether clients send deltas or gradients.
-            state: what the last step returned. {} before the first step.
+            state: the state that the last step returned. {} before the first step.
             lr: learning rate of this step.
             round: the number of this step: 1, 2, ...
 
@@ -85,7 +85,7 @@ class Optimizer(RulePart):
         return type(self).step is not Optimizer.step
 
     def native(self) -> Native:
-        """Return the optimizer as the engine takes it: every field is a setting of the kernel, by its name.
+        """Return the optimizer in the engine's form, where every field is a setting of the kernel of the same name.
 
         Raises:
             TypeError: the kernel has no setting of this name.
@@ -116,7 +116,7 @@ class Optimizer(RulePart):
 
 @dataclass(frozen=True)
 class _KernelOptimizer(Optimizer):
-    """What all of the package's optimizers share: weight decay."""
+    """The settings that all of the package's optimizers share."""
 
     weight_decay: NotNegative = field(default=0.0, kw_only=True)
     decoupled_weight_decay: bool = field(default=False, kw_only=True)
@@ -124,7 +124,7 @@ class _KernelOptimizer(Optimizer):
 
 @dataclass(frozen=True)
 class _AdaptiveOptimizer(_KernelOptimizer):
-    """What the optimizers with a second moment share. Each has a field ``eps``."""
+    """The settings that the optimizers with a second moment share. Each also has a field ``eps``."""
 
     eps_root: NotNegative = field(default=0.0, kw_only=True)
     initial: NotNegative = field(default=0.0, kw_only=True)
@@ -154,7 +154,7 @@ class SGD(_KernelOptimizer):
 
 @dataclass(frozen=True)
 class Momentum(_KernelOptimizer):
-    """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM): the heavy ball, torch's without dampening. It is not Nesterov's.
+    """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM): heavy-ball momentum, torch's without dampening. Not Nesterov's.
 
     Args:
         beta: decay of the momentum, in [0, 1).
@@ -184,7 +184,7 @@ class Adam(_AdaptiveOptimizer):
 
     Args:
         betas: decay rates of ``m`` and ``v``, each in [0, 1).
-        eps: outside the square root, > 0.
+        eps: the term outside the square root, > 0.
         moments, weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`Optimizer`.
         bias_correction: in round r = t+1, step ``lr/(1-b1^r) * m / (sqrt(v)/sqrt(1-b2^r) + eps)``.
 
@@ -207,8 +207,8 @@ class Adam(_AdaptiveOptimizer):
 class AMSGrad(Adam):
     """Adam on ``vhat <- max(vhat, v)`` (FADAS, Eq. 3; FedAMS option 1).
 
-    With ``bias_correction`` the maximum is taken before the correction, as in FADAS's program and in torch. In optax it
-    is the maximum of the corrected v.
+    With ``bias_correction`` the maximum is taken before the correction, as in FADAS's program and in torch. In optax
+    the maximum is of the corrected v.
     """
 
     kernel: ClassVar[str] = "amsgrad"
@@ -241,7 +241,7 @@ class Adagrad(_AdaptiveOptimizer):
 
     Args:
         beta: decay of ``m``, in [0, 1).
-        eps: outside the square root, > 0.
+        eps: the term outside the square root, > 0.
         moments, weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`Optimizer`.
     """
 
@@ -262,10 +262,10 @@ class Nesterov(_KernelOptimizer):
 
     Args:
         momentum: mu, in [0, 1).
-        dampening: what a new direction loses before it enters m, in [0, 1).
+        dampening: the share that a new direction loses before it enters m, in [0, 1).
         look_ahead: clients are sent ``x + lr*mu*m`` in place of x (HeLoCo, Eq. 5): where the model would be if the
-            momentum went on. It is formed when a version is first sent, and again after the rate was set. What clients
-            trained from is what they were sent, so deltas are taken from that: ``task.delta``, ``receive_model``.
+            momentum went on. It is computed when a version is first sent, and again after the rate was set. Clients
+            train from what they were sent, so ``task.delta`` and ``receive_model`` take deltas from that.
             :attr:`fastagg.Server.flat` and :meth:`fastagg.Server.parameters` stay x. Needs moments in fp32.
         moments, weight_decay, decoupled_weight_decay: see :class:`Optimizer`.
 
@@ -292,15 +292,15 @@ class Nesterov(_KernelOptimizer):
 
 @dataclass(frozen=True)
 class DelayedNesterov(_KernelOptimizer):
-    """Nesterov's momentum at every N-th step alone, on the mean of N directions: for asynchronous DiLoCo.
+    """Nesterov's momentum at every N-th step only, on the mean of N directions: for asynchronous DiLoCo.
 
-    Every step ``x <- x + lr*D/N``; every N-th one also ``m <- mu*m + mean of the last N D; x <- x + lr*mu*m``. Async
-    Local-SGD (arXiv 2401.09135), Algorithm 3 with c = 0. With N = 1 it is :class:`Nesterov`. Two vectors of fp32: m,
-    and the sum of the period.
+    Every step does ``x <- x + lr*D/N``. Every N-th step also does ``m <- mu*m + mean of the last N D; x <- x +
+    lr*mu*m``. This is Algorithm 3 of Async Local-SGD (arXiv 2401.09135) with c = 0. With N = 1 it is :class:`Nesterov`.
+    The state is two fp32 vectors: m, and the sum of the period.
 
     Args:
         momentum: mu, in [0, 1).
-        period: N, >= 1; at least the number of workers, so that each is heard once in a period on average.
+        period: N, >= 1. It should be at least the number of workers, so that each answers once in a period on average.
         weight_decay, decoupled_weight_decay: see :class:`Optimizer`.
 
     Example:

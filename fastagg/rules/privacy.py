@@ -1,4 +1,4 @@
-"""Settings of differential privacy for clients, how much noise follows from them, and what steps have spent."""
+"""Differential privacy for clients: its settings, the noise that follows, and the privacy that steps spend."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fastagg.errors import ConfigError
 __all__ = ["BLT", "AdaptiveClip", "Gaussian"]
 
 _MOST = 2**63 - 1
-_MOST_BUFFERS = 8  # csrc/plan.h
+_MOST_BUFFERS = 8  # the limit in csrc/plan.h
 Share = Annotated[float, SettingRule(above=0, below=1)]
 Times = Annotated[int, SettingRule(least=1, most=_MOST)]
 
 
 class NoiseKey(bytes):
-    """32 secret bytes, which no message and no traceback shows."""
+    """32 secret bytes. No message and no traceback shows them."""
 
     def __repr__(self) -> str:
         return "<a key>"
@@ -34,16 +34,17 @@ class AdaptiveClip:
     """A clipping norm that follows a quantile of the updates' norms (Andrew et al. 2021, 1905.03871, Algorithm 1).
 
     After every step ``C <- C*exp(-rate*(b - quantile))``, where ``b = (count + N(0, s_b^2))/M`` is the noisy share of
-    the step's updates whose norm was at most C, and ``s_b`` is ``count_noise``. So that both noises together are worth
-    ``noise_multiplier`` z, the updates' is ``(z^-2 - s_b^-2)^(-1/2)``, a little more than z. The paper's Theorem 1 has
-    2*s_b: there a client moves the count by 1/2. Zeros in its place count as not clipped, so here it is 1.
+    the step's updates whose norm was at most C, and ``s_b`` is ``count_noise``. The noise multiplier of the updates is
+    ``(z^-2 - s_b^-2)^(-1/2)``, a little more than ``noise_multiplier`` z, so that both noises together are worth z. The
+    paper's Theorem 1 has 2*s_b, because there a client moves the count by 1/2. Here it moves the count by 1, because
+    zeros in its place count as not clipped.
 
     Args:
         quantile: the share of updates that is not clipped, in (0, 1).
         initial: C of the first step, > 0.
         rate: how fast C follows, > 0. The paper's is 0.2.
-        count_noise: s_b, > ``noise_multiplier``. None: M/10 with the buffer's size for M, which is twice the paper's,
-            so that the updates' noise is the paper's.
+        count_noise: s_b, > ``noise_multiplier``. None: M/10, where M is the buffer's size. This is twice the paper's
+            value, so the updates' noise equals the paper's.
 
     Example:
         >>> fastagg.Gaussian(1.0, fastagg.AdaptiveClip(0.5, initial=0.1)).clip_norm.quantile
@@ -62,8 +63,8 @@ class AdaptiveClip:
 
 @dataclass(frozen=True)
 class BLT:
-    """Noise that is correlated between steps, so that most of it cancels in the model: a buffered linear Toeplitz
-    mechanism (Dvijotham et al. 2024, 2404.16706; McMahan et al. 2024, 2408.08868), with two to eight vectors of the
+    """Noise that is correlated between steps, so that most of it cancels in the model. It is a buffered linear Toeplitz
+    mechanism (Dvijotham et al. 2024, 2404.16706; McMahan et al. 2024, 2408.08868) with two to eight vectors of the
     model's size.
 
     The noise is ``C^-1 z``, where C is lower triangular Toeplitz with the coefficients ``c_0 = 1`` and ``c_t = sum_i
@@ -104,14 +105,14 @@ class BLT:
         return 1.0 if t == 0 else sum(w * r ** (t - 1) for w, r in zip(self.omega, self.theta, strict=True))
 
     def sensitivity(self, participations: int, separation: int) -> float:
-        """How far one client moves ``C*(its updates)`` at most, if each has norm 1: the norm of the sum of
-        ``participations`` columns of C, ``separation`` steps apart, over any number of steps (2408.08868, for
-        decreasing c >= 0)."""
+        """Return how far one client moves ``C*(its updates)`` at most, if each update has norm 1. This is the norm of
+        the sum of ``participations`` columns of C, ``separation`` steps apart, over any number of steps (2408.08868,
+        for decreasing c >= 0)."""
         pairs = list(zip(self.omega, self.theta, strict=True))
         total = 0.0
         for k in range(participations):
             shift = k * separation
-            inner = self.coefficient(shift)  # of two columns that are `shift` steps apart
+            inner = self.coefficient(shift)  # the inner product of two columns that are `shift` steps apart
             inner += sum(w * v * q**shift / (1.0 - r * q) for w, r in pairs for v, q in pairs)
             total += (1 if k == 0 else 2) * (participations - k) * inner
             if k > 0 and inner < 1e-18:
@@ -125,17 +126,17 @@ class Gaussian:
 
     Every update is clipped to the norm C. A step is along ``(sum of M updates + N(0, (z*C)^2) for each element)/M``.
     The noise is drawn in the pass of the step (ChaCha20, with a key from the operating system). Updates must count
-    alike: staleness weights, ``weighting="samples"`` and leaves' sums are refused. docs/privacy.md says what is
+    alike: staleness weights, ``weighting="samples"`` and leaves' sums are refused. docs/privacy.md explains what is
     protected from whom.
 
     ``dispatch`` also enforces how a client takes part: one open task at a time, and never twice in one step. It raises
     :class:`fastagg.TooSoon`.
 
     Args:
-        noise_multiplier: z, >= 0. With 0 updates are clipped, and nothing is protected.
-        clip_norm: C, > 0; or an :class:`AdaptiveClip`.
-        correlation: a :class:`BLT`; None: the noise of steps is independent. It needs ``max_participations``.
-        min_separation: a client's updates are in steps that are at least so many steps apart, >= 1.
+        noise_multiplier: z, >= 0. With 0 updates are clipped, but nothing is protected.
+        clip_norm: C, > 0, or an :class:`AdaptiveClip`.
+        correlation: a :class:`BLT`, which needs ``max_participations``. None: the noise of steps is independent.
+        min_separation: the least number of steps between two steps with updates of the same client, >= 1.
         max_participations: how many updates of a client may count, >= 1. None: any number.
 
     Raises:
@@ -200,7 +201,7 @@ class Gaussian:
         )  # fmt: skip
 
     def epsilon(self, steps: int, delta: float) -> float:
-        """What so many steps spend for one client, whose updates may be replaced by zeros. See
+        """Return epsilon after this many steps for one client, whose updates may be replaced by zeros. See
         :meth:`fastagg.Server.privacy_spent`."""
         _checks.fits("delta", delta, Share)
         require("privacy_spent", "privacy", PRIVACY)
@@ -210,9 +211,9 @@ class Gaussian:
             return 0.0
         if self.noise_multiplier == 0:
             return math.inf
-        times = -(-steps // self.min_separation)  # at most, in so many steps
+        times = -(-steps // self.min_separation)  # the most times that a client can take part in these steps
         times = min(times, self.max_participations or times)
-        # Gaussian mechanisms of a client's steps together are one, of the root of the sum of their squares.
+        # A client's Gaussian mechanisms together are one, with the root of the sum of their squares.
         moved = math.sqrt(times)
         if self.correlation is not None and self.max_participations is not None:
             sensitivity = self.correlation.sensitivity
@@ -222,7 +223,7 @@ class Gaussian:
 
 
 def privacy_of(setting: Any) -> Gaussian | None:
-    """Return the setting ``privacy``, which may be plain data."""
+    """Return the setting ``privacy`` as a Gaussian. It may be plain data."""
     if isinstance(setting, dict):
         return made(Gaussian, setting)
     if setting is None or isinstance(setting, Gaussian):

@@ -1,4 +1,4 @@
-"""Checks what a method of a user's own rule returned. Directions and the extension call it, and nobody else checks.
+"""Checks what a method of a user's own rule returned. Only directions and the extension call it.
 
 Each function returns the value in the form that the engine takes. ConfigError names the rule and the method.
 """
@@ -25,7 +25,7 @@ def weight(rule: object, method: str, value: object) -> float | None:
 
 
 def pair(rule: object, method: str, value: object) -> tuple[object, dict[str, Tensor]]:
-    """Return a vector and the rule's new state. Only the state is checked; :func:`vector` checks the other."""
+    """Return a vector and the rule's new state. Only the state is checked. :func:`vector` checks the vector."""
     if not isinstance(value, tuple) or len(value) != 2:
         raise ConfigError(_checks.wrong(f"{type(rule).__name__}.{method}", "a pair: a vector and the new state", value))
     return value[0], tensors(rule, method, value[1])

@@ -1,4 +1,5 @@
-"""Staleness policies: how much less an old update counts. A delay is in server versions when the update is used.
+"""Staleness policies: how much an update's weight falls with its delay. A delay is the number of versions made between
+the update's start and its use.
 
 A policy can set two things: the weight ``s(tau)`` of one update, and the learning rate of a step from the delays of
 all its updates.
@@ -41,22 +42,22 @@ if native.engine.rates != ("same", *get_args(Rule)):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a policy, or a user's own direction, can use when an update arrives. Do not write to its vectors.
+    """What a policy, or a user's own direction, is told when an update arrives. Do not write to its vectors.
 
     Attributes:
         client: the sender.
         version: the version that it was trained from.
         delay: the versions that were made since.
-        update: as it came; ``update.flat(torch.float32)`` is one vector [d].
+        update: the update as it came. ``update.flat(torch.float32)`` is one vector [d].
         gain: the clipping factor that is still to be applied to it.
         norm: its Euclidean norm, before clipping.
         moved: ``|x_t - x_s|``, if the policy measures it.
         local_steps: the number of local steps that the client was told.
         share: the client's number of samples with ``weighting="samples"``.
-        model: the current model x_t, fp32 [d]; of the rules of a user's own.
+        model: the current model x_t, fp32 [d], for a user's own rules.
         base: x_s, the model that the client started from, fp32 [d], for rules with ``needs_base``.
         taken_part: how many updates of this client counted before this one, for rules with ``counts``.
-        extra: what the client sent besides, by the names in ``takes``: fp32 vectors on the server's device.
+        extra: the vectors that the client sent besides, by the names in ``takes``: fp32, on the server's device.
     """
 
     client: int | str
@@ -83,24 +84,24 @@ class UpdateWeight(NamedTuple):
 
 @dataclass(frozen=True)
 class Staleness(RulePart):
-    """Base class of the policies. Here delays change nothing.
+    """Base class of the policies. By itself it ignores delays.
 
     Attributes:
         measures: whether :class:`Facts` must hold the distance that the model moved since it was sent. The server then
             keeps a version while a client may answer it.
         weighs: whether an update's weight may differ from 1.
-        needs_base, counts, takes: what :class:`Facts` must hold for :meth:`weigh`; see :class:`fastagg.Direction`.
+        needs_base, counts, takes: what :class:`Facts` must hold for :meth:`weigh`, as in :class:`fastagg.Direction`.
     """
 
     weighs: ClassVar[bool] = False
     needs_base: ClassVar[bool] = False
     counts: ClassVar[bool] = False
     takes: ClassVar[Mapping[str, int | None]] = {}
-    kernel: ClassVar[str] = "constant"  # the formula of its weight in csrc/engine/staleness.h
+    kernel: ClassVar[str] = "constant"  # the name of its weight's formula in csrc/engine/staleness.h
 
     @property
     def rate_kernel(self) -> str:
-        """The formula of its rate in csrc/engine/staleness.h."""
+        """The name of its rate's formula in csrc/engine/staleness.h."""
         return "same"
 
     @property
@@ -108,27 +109,27 @@ class Staleness(RulePart):
         return False
 
     def weight(self, delay: int) -> float | None:
-        """Factor on an update that is ``delay`` versions old. None: it is answered, and changes nothing."""
+        """Return the weight of an update that is ``delay`` versions old. None: the update is dropped."""
         weight: float | None = self._formulas(self.kernel, "same").weight(delay)
         return weight
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:
-        """Learning rate of a step whose updates have these delays."""
+        """Return the learning rate of a step whose updates have these delays."""
         return float(self._formulas("constant", self.rate_kernel).rate(lr, delays))
 
     def weigh(self, facts: Facts) -> float | None:
-        """Factor on an update, of a policy of a user's own that looks at more than its delay. None: it is dropped."""
+        """Return an update's weight, by a user's own policy that looks at more than its delay. None: it is dropped."""
         return self.weight(facts.delay)
 
     @property
     def looks(self) -> bool:
-        """Whether :meth:`weigh` is the user's own."""
+        """Whether :meth:`weigh` is a user's own."""
         return type(self).weigh is not Staleness.weigh
 
-    # Of the package's own, within a running server (fastagg/server/extension.py).
+    # For the package's own use, within a running server (fastagg/server/extension.py).
 
     def _native(self) -> Native:
-        """The formulas as the engine takes them. It asks Python for a user's own."""
+        """Return the formulas as the engine takes them. For a user's own methods the engine asks Python."""
         own_weight, own_rate = type(self).weight is not Staleness.weight, type(self).rate is not Staleness.rate
         return self._formulas("ask" if own_weight else self.kernel, "ask" if own_rate else self.rate_kernel)
 
@@ -139,7 +140,7 @@ class Staleness(RulePart):
 
     @property
     def _first_steps(self) -> int | None:
-        """The first number of local steps of a client. None if the policy does not set it."""
+        """A client's first number of local steps. None if the policy does not set it."""
         return None
 
     def _weighed(self, facts: Facts) -> UpdateWeight:
@@ -191,13 +192,13 @@ class Polynomial(Staleness):
 class CosineGate(Staleness):
     """``s(tau) = exp(-alpha*tau) * (1 + cos(pi*tau/cutoff))/2``, and 0 from the cutoff on (CGAD, arXiv 2605.09126).
 
-    The update is scaled before it enters the optimizer's moments; the paper's is Adam. One beyond the cutoff is a step
-    along zero. The paper's abstract tells of the exponential and of a cosine that reaches zero at a cutoff; its half
-    period is taken here.
+    The update is scaled before it enters the optimizer's moments; the paper's is Adam. An update beyond the cutoff
+    makes a step along zero. The paper's abstract mentions the exponential, and a cosine that reaches zero at a cutoff.
+    Here this is half a period of the cosine.
 
     Args:
         alpha: how fast information decays, >= 0.
-        cutoff: the delay from which an update counts for nothing, > 0.
+        cutoff: updates with at least this delay have weight 0, > 0.
 
     Example:
         >>> [round(fastagg.CosineGate(alpha=0.1, cutoff=8).weight(delay), 3) for delay in (0, 4, 8)]

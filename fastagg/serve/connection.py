@@ -1,13 +1,13 @@
-"""Limits how many connections, requests and transfers there are, and ends those that stand still.
+"""Limits how many connections, requests and transfers there are, and ends those on which nothing moves.
 
 This holds for all routes and clients, with and without a token:
 
-1. :class:`Listener` has a limit of connections, handshakes of TLS included. One more takes the place of the one that
-   has been silent longest and serves nobody. So silent connections never keep others out.
-2. A connection whose client says nothing, or that stands still, is cut (:class:`Connection`).
-3. A client that sends a body gets its answer, also if the answer was known before the body came (:class:`Front`).
-4. ``/health`` and ``/ready`` are answered even when no other request is.
-5. A transfer ends within its time. If another needs its room, the slowest ends earlier (:class:`Transfer`).
+1. :class:`Listener` limits the connections, including TLS handshakes. One more replaces the connection that has been
+silent longest and serves nobody. So silent connections never keep others out. 2. A connection is cut if its client
+sends nothing, or nothing moves on it (:class:`Connection`). 3. A client that sends a body gets its answer, even if the
+answer is known before all of the body has come (:class:`Front`). 4. ``/health`` and ``/ready`` are answered even when
+no other request is. 5. A transfer ends within its time. If another one needs room, the slowest ends earlier
+(:class:`Transfer`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fastagg._types import Foreign
 
-PIECE = 1 << 16  # bytes of a model that wait for one client
+PIECE = 1 << 16  # the most bytes of a model that wait for one client
 APART = "/health", "/ready"
-SPARE = 64  # connections besides those whose requests are worked at: for what is apart, and for refusals
-SILENT = 10.0  # seconds in which a client finishes its handshake, and says the whole head of a request
-FAIR = 5.0  # seconds for which no transfer is slow
+SPARE = 64  # connections above the limit of requests: for health checks, and for refusals
+SILENT = 10.0  # seconds in which a client must finish its handshake, and send the whole head of a request
+FAIR = 5.0  # seconds during which a new transfer is not called slow
 LONGEST_URL = 4096
 LATER = {"Retry-After": "1"}
-_REFUSALS = {  # the status, what it says, its headers
+_REFUSALS = {  # by status: the text and the headers
     405: ("Method Not Allowed", {"Allow": "GET, POST"}), 414: ("URI Too Long", {}),
     503: ("too many requests at a time: ask again later", LATER),
 }  # fmt: skip
@@ -43,8 +43,8 @@ _log = logging.getLogger("fastagg.serve")
 
 
 class Transfer:
-    """A model or an update on its way: ``async with transfer.timer`` ends it by TimeoutError after so many seconds, or
-    when somebody cuts it."""
+    """The state of a model or an update on its way. ``async with transfer.timer`` raises TimeoutError after
+    ``seconds``, or when :meth:`cut` is called."""
 
     def __init__(self, seconds: float) -> None:
         self.begun = self._at = time.monotonic()
@@ -52,29 +52,30 @@ class Transfer:
         self.timer = asyncio.timeout(seconds)
 
     def move(self, nbytes: int) -> float:
-        """Note that so many more bytes have come or gone. Return how many have lately, the older ones less and less."""
+        """Note that ``nbytes`` more bytes have moved. Return how many have moved lately; older ones count less."""
         now = time.monotonic()
         self._moved, self._at = self._moved * math.exp((self._at - now) / FAIR) + nbytes, now
         return self._moved
 
     @property
     def pace(self) -> tuple[bool, float]:
-        """The slowest has the least. The first is whether it is too early to call it slow."""
+        """A key that is smallest for the slowest transfer. It begins with True while it is too early to call it
+        slow."""
         return time.monotonic() - self.begun < FAIR, self.move(0)
 
     def cut(self) -> None:
-        """End it, if it is on its way."""
+        """End the transfer, if it is still on its way."""
         if not self.timer.expired():
             self.timer.reschedule(0.0)
 
 
 class ModelDownload(StreamingResponse):
-    """Sends memory in pieces, the next one when the client has taken the last one.
+    """Sends memory in pieces. Each piece is sent once the client has taken the one before.
 
     Args:
-        body: what is sent. Nothing of it is copied before its turn.
-        transfer: its end closes the connection.
-        reading: is left when the download has ended.
+        body: the memory to send. A piece is not copied before its turn.
+        transfer: the download's transfer. Its end closes the connection.
+        reading: a context that is left when the download has ended.
     """
 
     def __init__(
@@ -88,27 +89,28 @@ class ModelDownload(StreamingResponse):
         self.transfer, self.reading = transfer, reading
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self.reading, contextlib.suppress(TimeoutError):  # uvicorn closes what ends before its length
+        # Uvicorn closes a connection whose answer ends before its length.
+        with self.reading, contextlib.suppress(TimeoutError):
             async with self.transfer.timer:
                 await super().__call__(scope, receive, send)
 
 
 async def _each(pieces: Iterable[memoryview], transfer: Transfer) -> AsyncIterator[memoryview]:
-    for piece in pieces:  # not StreamingResponse's own way, which is a thread for every piece
+    for piece in pieces:  # StreamingResponse itself would use a thread for every piece
         yield piece
         transfer.move(len(piece))
-        await asyncio.sleep(0)  # else a connection that is lost is not known to be, and takes the rest
+        await asyncio.sleep(0)  # lets the loop notice a lost connection, which would otherwise take all the rest
 
 
 class Front:
-    """The outermost layer of the app. It refuses what no handler should see, writes a line of the log for each request,
-    and ends no answer before all of its request has come: whoever still sends to a closed connection loses the answer.
-    What nobody has read is forgotten as it comes.
+    """The outermost layer of the app. It refuses requests that no handler should see, and logs a line for each request.
+    It ends no answer before the whole request has come, because a client that still sends to a closed connection loses
+    the answer. A body that no handler reads is dropped as it comes.
 
     Args:
-        app: what answers.
-        seconds: for how many seconds the rest of a body of so many bytes is waited for.
-        requests: how many requests are worked at, besides those that are apart.
+        app: the app that answers.
+        seconds: returns how many seconds to wait for the rest of a body of so many bytes.
+        requests: how many requests are handled at a time, besides those to :data:`APART`.
     """
 
     def __init__(self, app: ASGIApp, seconds: Callable[[int], float], requests: int) -> None:
@@ -142,7 +144,7 @@ class Front:
         is_apart = scope["path"] in APART
         refused = (
             414 if len(url) > LONGEST_URL
-            else 405 if scope["method"] == "HEAD" and not is_apart  # which would open tasks, as Starlette's GET
+            else 405 if scope["method"] == "HEAD" and not is_apart  # Starlette makes it a GET, which opens tasks
             else 503 if self.at_work >= self.requests and not is_apart
             else None
         )  # fmt: skip
@@ -153,7 +155,7 @@ class Front:
         self.at_work += not is_apart
         try:
             await app(scope, receive_noted, send_all_but_the_end)
-        except Exception as error:  # which Starlette has answered with 500
+        except Exception as error:  # Starlette has already answered with 500
             failure = error
         finally:
             self.at_work -= not is_apart
@@ -170,15 +172,15 @@ class Front:
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn that is cut when nothing moves on it: after 10 to 20 seconds if its client owes the head
-    of a request, else after 30 to 40. uvicorn itself waits for ever, in four places: for the head of a request, for the
-    body of one that it has refused, for a client that takes nothing, and for the last bytes before it closes.
+    """A connection of uvicorn that is cut when nothing moves on it: after 10 to 20 seconds if the client owes the head
+    of a request, else after 30 to 40. uvicorn itself waits for ever in four places: for the head of a request, for the
+    body of a refused request, for a client that reads nothing, and for the last bytes before it closes.
 
     Attributes:
-        heard: when its client last said something that counts, in the loop's time. Half a head does not.
+        heard: the loop's time at which the client last sent something that counts. A part of a head does not count.
     """
 
-    seconds = SILENT  # between two looks
+    seconds = SILENT  # the time between two calls of `look`
 
     def __init__(self, *args: Foreign, **settings: Foreign) -> None:
         super().__init__(*args, **settings)
@@ -186,7 +188,7 @@ class Connection(H11Protocol):
         self.moves = self.still = 0
         self.seen: tuple[object, ...] | None = None
         self.is_cut = False
-        self.greeting: asyncio.Task[None] | None = None  # ends with it
+        self.greeting: asyncio.Task[None] | None = None  # the handshake, during which the connection has no transport
         self.over = asyncio.Event()
 
     def connection_made(self, transport: Foreign) -> None:
@@ -216,7 +218,7 @@ class Connection(H11Protocol):
 
     @property
     def serves_nobody(self) -> bool:
-        """Whether its client is the one to say something, or has its answer."""
+        """Whether the connection waits for its client, or has sent its answer."""
         return self.cycle is None or self.cycle.response_complete or "answered" in self.scope
 
     def cut(self) -> None:
@@ -228,7 +230,7 @@ class Connection(H11Protocol):
             self.greeting.cancel()
 
     def look(self) -> None:
-        """Cut the connection if nothing has moved on it for long and the service is not computing its answer."""
+        """Cut the connection if nothing has moved on it for long, unless the service is still computing its answer."""
         cycle, waiting = self.cycle, self.transport.get_write_buffer_size()
         answered = cycle is None or cycle.response_complete
         ended = self.transport.is_closing() or (answered and cycle is not None and cycle.more_body)
@@ -242,13 +244,13 @@ class Connection(H11Protocol):
 
 
 class Listener(uvicorn.Server):
-    """A server that accepts connections itself: asyncio's own has no limit, and fills the log when the system has no
-    more files.
+    """A server that accepts connections itself. asyncio's own loop has no limit of connections, and fills the log when
+    the system has no more files.
 
     Args:
-        config: uvicorn's.
-        listener: the socket that listens.
-        connections: how many there are at a time, besides :data:`SPARE`.
+        config: uvicorn's configuration.
+        listener: the listening socket.
+        connections: the most connections at a time, besides :data:`SPARE`.
     """
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket, connections: int) -> None:
@@ -273,10 +275,10 @@ class Listener(uvicorn.Server):
         """Accept connections until the task is cancelled."""
         loop, said = asyncio.get_running_loop(), -math.inf
         while True:
-            await asyncio.sleep(0)  # because what waits already is accepted without
+            await asyncio.sleep(0)  # because accept returns at once while connections are waiting
             try:
                 accepted, _ = await loop.sock_accept(self.listener)
-            except OSError as error:  # such as too many open files
+            except OSError as error:  # for example too many open files
                 if loop.time() - said > 60:
                     said = loop.time()
                     _log.warning("a connection was not accepted: %s; there are %d (ulimit -n)", error, len(self.open))
@@ -291,8 +293,8 @@ class Listener(uvicorn.Server):
             connection.greeting = asyncio.create_task(self.greet(connection, accepted))
 
     def make_room(self, limit: int) -> bool:
-        """Cut the connection that has been silent longest and serves nobody, if there are so many. Return whether there
-        is room."""
+        """If there are ``limit`` connections, cut the one that has been silent longest and serves nobody. Return
+        whether there is room now."""
         there = [connection for connection in self.open if not connection.is_cut]
         if len(there) < limit:
             return True
@@ -306,7 +308,7 @@ class Listener(uvicorn.Server):
         return silent is not None
 
     async def greet(self, connection: Connection, accepted: socket.socket) -> None:
-        """Make a connection of a socket, which may take a handshake, and wait for its end."""
+        """Make a connection from a socket, after its TLS handshake if there is one, and wait until it ends."""
         limits: Foreign = {"ssl_handshake_timeout": SILENT, "ssl_shutdown_timeout": SILENT} if self.config.ssl else {}
 
         def made() -> Connection:
@@ -315,7 +317,7 @@ class Listener(uvicorn.Server):
         try:
             await connection.loop.connect_accepted_socket(made, accepted, ssl=self.config.ssl, **limits)
             await connection.over.wait()
-        except OSError:  # the handshake
+        except OSError:  # the handshake failed
             pass
         finally:
             self.open.discard(connection)

@@ -1,4 +1,4 @@
-"""The metrics of all parts for Prometheus. Built and read by the service alone."""
+"""The metrics of all parts, for Prometheus. Only the service uses them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Metrics:
         """Return everything in Prometheus' text format.
 
         Args:
-            own: the service's: name -> what it is, and its values, one or one for each part.
+            own: the service's metrics by name: a description, and one value or one for each part.
         """
         families: dict[str, Metric] = {}
         for number, registry in enumerate(self._registries):
@@ -39,7 +39,7 @@ class Metrics:
 
 
 class CollectedRegistry:
-    """A registry that has been collected."""
+    """A registry whose metrics have been collected already."""
 
     def __init__(self, families: Mapping[str, Metric]) -> None:
         self.families = families

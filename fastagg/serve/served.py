@@ -1,4 +1,4 @@
-"""The server of each part, with what is on its way to and from it. Only the service uses it, in its event loop."""
+"""The server of each part, and its transfers. Only the service uses it, in its event loop."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from fastagg.serve.connection import Transfer
 from fastagg.server.server import Server
 
-Sent = tuple[int, str | None]  # a version, in a format
-Copy = tuple[int | str, int]  # a client, and its task
+Sent = tuple[int, str | None]  # a version and the format in which it is sent
+Copy = tuple[int | str, int]  # a client and its task
 
 
 class ServedPart:
-    """The server of a part, and what is on its way.
+    """The server of a part, and its transfers.
 
     Attributes:
-        nbytes: of one version, at most.
-        reading: who is sent which version.
-        uploads: the updates that come. One that is complete and waits for its step counts in ``receiving`` alone.
-        steps: of clients and tasks: what is set when the update, which is complete, is taken or refused.
+        nbytes: the most bytes that one version takes.
+        reading: the downloads of each version.
+        uploads: the updates that are arriving. A complete one that waits for its step counts only in ``receiving``.
+        steps: for each complete update, by client and task, the event that is set once it is taken or refused.
     """
 
     def __init__(self, server: Server) -> None:
@@ -35,18 +35,18 @@ class ServedPart:
 
     @property
     def downloads(self) -> int:
-        """How many are sent a version."""
+        """The number of downloads."""
         return sum(map(len, self.reading.values()))
 
     @property
     def incarnation(self) -> int:
-        """The one that made the present version."""
+        """The incarnation that made the current version."""
         version = self.server.version
         return max((began for began in self.server._engine.incarnations if began[0] <= version), default=(0, 0))[1]
 
     @contextlib.contextmanager
     def stepping(self, copy: Copy) -> Iterator[None]:
-        """An update is complete. Until it is taken or refused, other copies of it wait."""
+        """A context for the step of a complete update. Other copies of the update wait until it ends."""
         event = self.steps[copy] = asyncio.Event()
         try:
             yield

@@ -54,10 +54,10 @@ TYPES = {
     "application/x-float32": torch.float32, "application/x-float16": torch.float16,
     BF16: torch.bfloat16, ENCODED: torch.uint8,
 }  # fmt: skip
-CHUNK = 1 << 20  # bytes of an update that are written at once
-LONGEST = 60.0  # seconds that a request waits for a newer version
-SPARE = 1 << 20  # bytes that must be free besides an update
-STATUS: list[tuple[type[Exception], int]] = [  # the first match counts
+CHUNK = 1 << 20  # bytes of an update that are written in one call
+LONGEST = 60.0  # the most seconds that a request waits for a newer version
+SPARE = 1 << 20  # bytes of the disk that must stay free besides an update
+STATUS: list[tuple[type[Exception], int]] = [  # the first entry that matches counts
     (errors.OtherClient, 403), (errors.StaleIncarnation, 410), (errors.UnknownClient, 404),
     (errors.UnknownVersion, 409), (errors.TooSoon, 409), (errors.Busy, 429), (errors.NotDurable, 503),
     (errors.FastaggError, 422),
@@ -70,16 +70,17 @@ class Service:
     """Handles the requests to the servers of a model's parts.
 
     Args:
-        servers: one for each part of ``cut``, of :func:`fastagg.open`. They are closed when the service ends.
-        cut: what :func:`fastagg.parts` made of the model.
-        folder: the folder that theirs are in.
+        servers: a server of :func:`fastagg.open` for each part of ``cut``. They are closed when the service ends.
+        cut: the result of :func:`fastagg.parts` for the model.
+        folder: the folder that contains the servers' folders.
         tokens: who may ask. None: everybody.
         seconds, slowest: a model or an update of n bytes may take ``seconds + n / slowest`` seconds on its way.
-        uploads: how many updates of a part may be received at a time. Each takes about 1 MB. For one more the slowest
-            ends.
-        reading: bytes of the versions that are sent at a time, each in each format; None: 1 GB, or four versions of the
-            model. All that are sent the same version read the same memory. For one more the slowest end.
-        requests: how many requests are answered at a time. Others are told to come later.
+        uploads: how many updates of a part may arrive at a time. Each takes about 1 MB. For one more, the slowest is
+            ended.
+        reading: the most bytes of all versions that are being sent, counting each format. None: 1 GB, or four versions
+            of the model. Downloads of the same version share its memory. If a new version needs room, the slowest
+            downloads are ended.
+        requests: how many requests are handled at a time. Others are told to come later.
     """
 
     def __init__(
@@ -92,11 +93,12 @@ class Service:
         self.requests = requests
         self.parts = [ServedPart(server) for server in servers]
         self.reading = max(1e9, 4 * sum(served.nbytes for served in self.parts)) if reading is None else reading
-        self.largest = max(largest(served.server.layout.size) for served in self.parts)  # bytes of an update
-        self.own = CapacityLimiter(2)  # threads of those who ask for its health
+        # The largest number of bytes of an update.
+        self.largest = max(largest(served.server.layout.size) for served in self.parts)
+        self.own = CapacityLimiter(2)  # threads of its own for health checks
         self.layout = json.dumps(_layout(cut, servers))
         self.metrics = Metrics(servers)
-        self._newer = asyncio.Event()  # another one after each step
+        self._newer = asyncio.Event()  # set, and replaced by a new one, after each step
 
     def app(self) -> ASGIApp:
         """Return the app for uvicorn."""
@@ -127,8 +129,8 @@ class Service:
         )
 
     def guarded(self, handler: Handler, who: str | None = None) -> Handler:
-        """Ask for a token, the client's in the path or that of ``who``, and give every refusal a status and a reason,
-        as JSON."""
+        """Wrap a handler so that it needs a token: of the client in the path, or of ``who``. Every refusal gets a
+        status, and a reason as JSON."""
 
         async def handle(request: Request) -> Response:
             client = request.path_params.get("client", who)
@@ -142,11 +144,11 @@ class Service:
             except Refused as error:
                 says, status = {"error": error.detail}, error.status_code
             except ClientDisconnect:
-                return Response(status_code=400)  # the client has gone
+                return Response(status_code=400)  # the client has closed the connection
             except errors.FastaggError as error:
                 status = next(status for kind, status in STATUS if isinstance(error, kind))
                 says = {"error": type(error).__name__, "says": str(error)}
-                if isinstance(error, errors.TooSoon):  # it may not be so when the part has a newer version than this
+                if isinstance(error, errors.TooSoon):  # it may no longer be too soon when the part has a newer version
                     part = self.parts.index(self.part(request))
                     says |= {"part": part, "version": before[part]}
             return JSONResponse(says, status, LATER if status in (429, 503) else None)
@@ -159,7 +161,7 @@ class Service:
             return Response(status_code=204)
         speed, format = _number(request.query_params.get("speed"), "speed"), request.query_params.get("format")
         task = await run_in_threadpool(_sent, served.server, _client(request, served.server), speed, format)
-        self.look()  # a round was due
+        self.look()  # the call may have ended a round that was due
         headers = {
             "X-Task": str(task.id), "X-Version": str(task.version), "X-Incarnation": str(task.incarnation),
             "Cache-Control": "no-store",
@@ -183,7 +185,7 @@ class Service:
         headers = {"X-Version": str(self.version(chosen)), "X-Incarnation": self.incarnation(chosen)}
         for served in chosen:
             versions.append((served, (served.server.version, None)))
-            flat, more = served.server._engine.current()  # one version, which never changes
+            flat, more = served.server._engine.current()  # one version, which does not change during the download
             arrays = served.server.layout.views(flat, more.values, more.counters, as_held=True)
             for name, array in arrays.items():
                 entries[name] = {
@@ -199,8 +201,8 @@ class Service:
     def download(
         self, body: Sequence[memoryview], headers: dict[str, str], versions: list[tuple[ServedPart, Sent]]
     ) -> ModelDownload:
-        """Return an answer that sends memory of these versions. The slowest other downloads end if theirs are too many
-        beside these."""
+        """Return an answer that sends the memory of these versions. If that needs more room than there is, the slowest
+        other downloads are ended."""
         transfer = Transfer(self.allowed(sum(map(len, body))))
         new = sum(served.nbytes for served, sent in versions if sent not in served.reading)
         while new and new + sum(served.nbytes * len(served.reading) for served in self.parts) > self.reading:
@@ -232,7 +234,8 @@ class Service:
         if length != needed:
             raise Refused(413 if length > needed else 400, f"expected {needed} bytes, got {length}")
         copy = _client(request, served.server), task
-        while (step := served.steps.get(copy)) is not None:  # of another one, whose receipt is this one's
+        # Another copy of this update is being taken; both get its receipt.
+        while (step := served.steps.get(copy)) is not None:
             await step.wait()
         if served.receiving >= self.uploads:
             slowest = min(served.uploads, key=lambda upload: upload.pace, default=None)
@@ -245,11 +248,11 @@ class Service:
             receipt: Receipt | errors.AlreadyCounted = await self.received(
                 request, served, copy, samples, dtype, needed
             )
-        except errors.AlreadyCounted as error:  # the answer was lost on its way, so it is given again
-            if error.version is None:  # it is not remembered
+        except errors.AlreadyCounted as error:  # the first answer was lost on its way, so it is given again
+            if error.version is None:  # the server does not remember the first receipt any more
                 raise
             receipt = error
-            await run_in_threadpool(served.server.flush)  # the first one may wait for the disk yet
+            await run_in_threadpool(served.server.flush)  # the first copy may still wait for the disk
         finally:
             served.receiving -= 1
         self.look()
@@ -258,7 +261,7 @@ class Service:
     async def received(
         self, request: Request, served: ServedPart, copy: Copy, samples: float | None, dtype: torch.dtype, needed: int
     ) -> Receipt:
-        """Receive an update of ``needed`` bytes. Chunks go to the folder as they arrive; the step runs in a thread."""
+        """Receive an update of ``needed`` bytes. Chunks go to the folder as they arrive. The step runs in a thread."""
         client, task = copy
         form: Plain = {"encoded": needed} if dtype is torch.uint8 else {"dtype": dtype}
         upload = await run_in_threadpool(served.server.receiving, client, None, samples, task=task, **form)
@@ -278,7 +281,7 @@ class Service:
                 await run_in_threadpool(upload.write, held)
                 del held
                 async with served.one if needed > SMALL else contextlib.nullcontext():
-                    # Shielded, so that the update is taken or refused as a whole, whatever happens to the connection.
+                    # Shielded, so that the update is taken or refused as a whole, even if the connection is lost.
                     await asyncio.shield(run_in_threadpool(stack.close))
         except BaseException as error:
             served.uploads.discard(transfer)
@@ -313,8 +316,8 @@ class Service:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self, request: Request) -> Response:
-        """Say whether this process can still do its work. A full disk is no reason to start it again; a log that has
-        ended is."""
+        """Answer whether this process can still do its work. It need not be restarted because of a full disk, but it
+        must be if a log has ended."""
         ended = any(served.server._log is None or served.server._log.journal.ended for served in self.parts)
         why = await self.why()
         return JSONResponse({"version": self.version(self.parts), "open": not why, "why": why}, 503 if ended else 200)
@@ -324,11 +327,12 @@ class Service:
         return PlainTextResponse(f"{why}\n", 503, LATER) if why else PlainTextResponse("ready\n")
 
     async def why(self) -> str:
-        """Return what :meth:`unready` does, whatever other threads wait for."""
+        """Return the result of :meth:`unready`, in a thread that no other work can occupy."""
         return await to_thread.run_sync(self.unready, limiter=self.own)
 
     def unready(self) -> str:
-        """Return why no update would be taken: the log cannot be written, or the disk has no room. Empty: it would."""
+        """Return why an update would not be taken: the log cannot be written, or the disk is full. Empty: it would
+        be."""
         try:
             for served in self.parts:
                 served.server.flush()
@@ -348,11 +352,11 @@ class Service:
         return [self.part(request)] if "part" in request.query_params else self.parts
 
     def incarnation(self, parts: Sequence[ServedPart]) -> str:
-        """Return what has made the present versions of these parts."""
+        """Return the incarnations that made the current versions of these parts."""
         return "-".join(str(served.incarnation) for served in parts)
 
     def version(self, parts: Sequence[ServedPart]) -> int:
-        """Return how many versions these parts have made together."""
+        """Return the sum of these parts' versions."""
         return sum(served.server.version for served in parts)
 
     async def is_newer(self, request: Request, parts: Sequence[ServedPart]) -> bool:
@@ -368,7 +372,7 @@ class Service:
             if (left := until - time.monotonic()) <= 0:
                 break
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, 1.0)):  # then look whether the client is still there
+                async with asyncio.timeout(min(left, 1.0)):  # then check whether the client is still connected
                     await self._newer.wait()
         return self.version(parts) > after and not is_gone
 
@@ -387,9 +391,9 @@ class Service:
             for served in self.parts:
                 try:
                     await run_in_threadpool(served.server.close_round, if_due=True)
-                except errors.FastaggError:  # it is in the log
+                except errors.FastaggError:  # the server has logged it
                     pass
-                except Exception as error:  # such as a thread that the system refuses now
+                except Exception as error:  # for example the system starts no more threads
                     _log.warning("a round that may be due could not be ended: %r", error)
             self.look()
 
@@ -398,9 +402,9 @@ class Service:
 
 
 def _sent(server: Server, client: int | str, speed: float | None, format: str | None) -> Dispatch:
-    """Send a task. Of a client that comes back without what it had begun, older tasks end."""
+    """Send a task. A client that has too many open tasks has lost them, so they are ended first."""
     try:
-        return server.dispatch(client, speed, format=format)  # type: ignore[arg-type]  # which it checks
+        return server.dispatch(client, speed, format=format)  # type: ignore[arg-type]  # dispatch checks it
     except errors.Busy:
         with contextlib.suppress(errors.UnknownClient):
             server.forget(client)
@@ -414,8 +418,8 @@ def _view(array: torch.Tensor) -> memoryview:
 
 
 def _layout(cut: PartList, servers: Sequence[Server]) -> Plain:
-    """Return what ``/parts`` sends: each part's arrays in its order (name, place in the whole vector, shape), and of
-    each second name of a tied array the first."""
+    """Return the JSON of ``/parts``: each part's arrays in its order (name, place in the whole vector, shape), and the
+    first name for each second name of a tied array."""
     whole = {entry.name: entry.offset for entry in cut.layout.entries if entry.role == "parameter"}
     parts = [
         [[entry.name, whole[entry.name], list(entry.shape)] for entry in part.layout.entries if entry.name in whole]
@@ -428,7 +432,7 @@ def _layout(cut: PartList, servers: Sequence[Server]) -> Plain:
 
 def _client(request: Request, server: Server) -> int | str:
     name = str(request.path_params["client"])
-    if "\ufffd" in name:  # starlette's sign for bytes that are no UTF-8: two such clients would have one name
+    if "\ufffd" in name:  # starlette's sign for bytes that are not UTF-8, which would give two such clients one name
         raise Refused(400, "client: expected UTF-8")
     return int(name) if server.num_clients is not None and _is_whole(name) else name
 
@@ -448,6 +452,6 @@ def _number(text: str | None, name: str) -> float | None:
         number = None if text is None else float(text)
     except ValueError:
         number = math.nan
-    if number is not None and math.isnan(number):  # no clock can wait for that
+    if number is not None and math.isnan(number):  # no clock can wait for NaN seconds
         raise Refused(400, f"{name}: expected a number, got {text!r:.50}")
     return number

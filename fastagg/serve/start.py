@@ -1,4 +1,4 @@
-"""Starts ``fastagg serve``: reads the model, opens the parts' folders, listens. Only the command line calls it."""
+"""Starts ``fastagg serve``: reads the model, opens the parts' folders and listens. Only the command line calls it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastagg.errors import ConfigError
 from fastagg.model.parts import PartList
 from fastagg.server.server import Server
 
-# What a rule needs to know of the number of workers, by the name of its argument.
+# The arguments, by name, with which a rule is told the number of workers.
 _WORKERS = ("num_clients", "num_workers", "workers", "clients_per_round")
 _log = logging.getLogger("fastagg.serve")
 
@@ -37,7 +37,7 @@ def serve(
 
     Raises:
         MissingDependency: a package of the extra ``serve`` is not installed.
-        ConfigError, CheckpointError, Busy: an argument is refused, or the folder is.
+        ConfigError, CheckpointError, Busy: an argument or the folder is refused.
     """
     _extras.require("fastagg serve", "serve", _extras.SERVE)
     import uvicorn
@@ -80,10 +80,10 @@ def serve(
 
 
 def connections_for(parts: int) -> int:
-    """Return for how many connections there are files, 512 at most: each may need one more for its update. The limit of
-    open files is raised as far as the system allows."""
+    """Return the number of connections for which there are enough files, at most 512. Each may need a second file for
+    its update. The limit of open files is raised as far as the system allows."""
     limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # not every system can raise it
+    with contextlib.suppress(ValueError, OSError):  # some systems refuse to raise it
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
         limit = hard_limit
     return max(16, min(512, (limit - 128 - 64 * parts) // 2)) if limit >= 0 else 512
@@ -92,11 +92,11 @@ def connections_for(parts: int) -> int:
 def read(path: Path, count: int, by_part: bool = False, tied: Any = None, buffers: Any = None) -> PartList:
     """Return the parts of a model in a safetensors file, or in those of an index.
 
-    The second names of tied parameters are in the file (``safetensors.torch.save_model``), or in ``tied``. Arrays that
-    are equal and not said to be tied get a warning.
+    The second names of tied parameters come from the file (``safetensors.torch.save_model``) or from ``tied``. Equal
+    arrays that are not declared as tied cause a warning.
 
     Raises:
-        ConfigError: it cannot be read, or has fewer tensors than parts.
+        ConfigError: the file cannot be read, or has fewer tensors than parts.
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
@@ -122,7 +122,7 @@ def read(path: Path, count: int, by_part: bool = False, tied: Any = None, buffer
 
 
 def equal(arrays: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Return pairs of names whose numbers are equal, and not of one value everywhere."""
+    """Return pairs of names of arrays with equal numbers. Arrays with one value everywhere are left out."""
     seen: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
     pairs = []
     for name, array in arrays.items():
@@ -143,7 +143,7 @@ def opened(
     """Open the folder of each part's server, ``part-0`` and so on. New ones begin with the model.
 
     Raises:
-        ConfigError: the folder is of another number of parts; the rule or a setting is refused.
+        ConfigError: the folder has another number of parts, or the rule or a setting is refused.
         CheckpointError, Busy: a part's folder is damaged, or somebody has it open.
     """
     make = maker(rule, settings, workers)
@@ -162,7 +162,7 @@ def opened(
 
 
 def maker(rule: str, settings: Mapping[str, object], workers: int) -> Callable[[Any], Server]:
-    """Return what makes a part's server: a preset with its settings, and with limits that fit so many workers.
+    """Return a function that makes a part's server: a preset with its settings, and limits for this many workers.
 
     Raises:
         ConfigError: there is no such rule.
@@ -188,7 +188,7 @@ def maker(rule: str, settings: Mapping[str, object], workers: int) -> Callable[[
 
 
 def _is_here(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether an address can be reached only from this machine."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

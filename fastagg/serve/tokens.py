@@ -1,4 +1,4 @@
-"""Tokens: they say which client's tasks and updates a request may be about. Only the service asks."""
+"""Tokens: each allows requests about the tasks and updates of one client, or of all. Only the service uses them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 from fastagg.errors import ConfigError
 
-OPERATOR = "*"  # the name whose tokens are for every client and the metrics
-SHORTEST = 16  # letters of a token
+OPERATOR = "*"  # the name in the file for tokens that allow all clients and the metrics
+SHORTEST = 16  # the least number of letters of a token
 
 
 class Tokens:
-    """The tokens of a file: a client's id and a token in each line. The id ``*`` stands for all of them.
+    """The tokens of a file, with a client's id and a token in each line. The id ``*`` allows all clients.
 
-    A token comes as ``Authorization: Bearer TOKEN``.
+    A request sends its token as ``Authorization: Bearer TOKEN``.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or a line is something else.
+        ConfigError: the file cannot be read, is empty, or a line has another form.
     """
 
     def __init__(self, path: Path) -> None:
-        # A token is looked up by its digest, so that the time of the search says nothing of it.
+        # A token is looked up by its digest, so that the time of the search reveals nothing about the token.
         self._names: defaultdict[bytes, set[str]] = defaultdict(set)
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -41,7 +41,7 @@ class Tokens:
             raise ConfigError(f"tokens: {path} has no token; write a line such as: ann {'x' * SHORTEST}")
 
     def allow(self, authorization: str, client: str | None) -> bool:
-        """Return whether a request with this header may speak for ``client``. None: whether its token is known."""
+        """Return whether a request with this header may act for ``client``. With None: whether its token is known."""
         names = self._names.get(_digest(_token(authorization)), set())
         return bool(names if client is None else names & {client, OPERATOR})
 

@@ -26,18 +26,19 @@ from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces, checked
 
 _HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse weights stay finite
-_NOT_FINITE = "update: NaN or infinity"  # what the engine says; it does not know the arrays' names
+# The engine's own message, which names no array because the engine does not know the names.
+_NOT_FINITE = "update: NaN or infinity"
 
 
 class Admission:
-    """Reads what the engine cannot read of one server's answers, and gives it the numbers."""
+    """Reads those answers to one server that the engine cannot read itself, and gives it their numbers."""
 
     def __init__(self, parts: ServerParts, running: Runtime) -> None:
         self.parts, self.running = parts, running
         self.logs = False  # whether a log needs a copy of an update in host memory
 
     def refuse_other_kind(self, kind: object) -> None:
-        """Refuse an update of which its sender says that it is of another kind."""
+        """Refuse an update that its sender has marked as one of another kind."""
         own = self.parts.direction.kind
         if isinstance(kind, str) and kind != own:
             raise ConfigError(
@@ -108,7 +109,7 @@ class Admission:
         refuse_non_finite_buffers(self.parts.layout.parse(answer.update))
 
     def of_model(self, answer: Answer) -> Native:
-        """Return a trained model, or a delta whose norm nobody asks for, as the numbers of an answer."""
+        """Return the numbers of an answer that is a trained model, or a delta whose norm is not needed."""
         layout, task, trained = self.parts.layout, answer.sent, answer.update
         is_difference, is_encoded = answer.kind != "model", isinstance(trained, Encoded)
         self.refuse_other_kind(answer.kind if is_difference else "delta")
@@ -117,7 +118,8 @@ class Admission:
             if self.parts.on_host and layout.all_fp32:
                 if task.flat.numel() != layout.size:
                     raise ShapeMismatch(_checks.wrong("task", "a task of this server", task))
-                with contextlib.suppress(DTypeMismatch):  # of a type that no update has: its difference is in fp32
+                # The model has a type that no update has: its difference is in fp32.
+                with contextlib.suppress(DTypeMismatch):
                     numbers = self.of(layout.parse(trained, "trained model"), answer.control, answer.extra)
                     numbers.less(task)
                     return numbers
@@ -146,7 +148,7 @@ class Admission:
 
 
 def check_partial(partial: Partial, weighting: str) -> None:
-    """Check what a leaf's sum is made of."""
+    """Check the fields of a leaf's sum, except the numbers of its total."""
     if not isinstance(partial, Partial):
         raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
     _checks.whole("updates", partial.updates, least=1, most=2**31 - 1)
@@ -162,7 +164,7 @@ def check_partial(partial: Partial, weighting: str) -> None:
 
 
 def samples(stated: Any, weighting: str) -> float | None:
-    """Return a client's number of samples as a plain number: of (tokens, steps), tokens*tokens/steps."""
+    """Return a client's number of samples as a plain number. A pair (tokens, steps) becomes tokens*tokens/steps."""
     if stated is None:
         return None
     if isinstance(stated, (tuple, list)):
@@ -212,7 +214,7 @@ def refuse_non_finite_buffers(parsed: ParsedUpdate) -> None:
 
 
 def checked_control(layout: Layout, control: object) -> Pieces:
-    """Return a change of a client's control variate (FedAC). ``given`` has the form of the model or is flat."""
+    """Return a change of a client's control variate (FedAC). ``control`` has the form of the model or is flat."""
     pieces = layout.parse(control, "control").parameters
     if not ops.inspect(pieces).finite:
         raise NonFiniteUpdate("control: NaN or infinity")
@@ -220,7 +222,7 @@ def checked_control(layout: Layout, control: object) -> Pieces:
 
 
 def checked_extra(takes: Mapping[str, int], extra: object) -> Tensor:
-    """Return what a client sends besides its update, in the order of ``takes``, as one fp32 vector."""
+    """Return the numbers that a client sends besides its update as one fp32 vector, in the order of ``takes``."""
     if not isinstance(extra, Mapping) or extra.keys() != takes.keys():
         names = f"a dict with {', '.join(map(repr, takes))}" if takes else "nothing: this server's rule takes none"
         raise ConfigError(_checks.wrong("extra", names, extra))
@@ -243,7 +245,7 @@ def _culprits(layout: Layout, pieces: Pieces) -> str:
     if names == [""] or len(pieces.owners) != len(names):
         return "the flat vector"
     bad = [n for n, piece in zip(names, pieces.owners, strict=True) if not ops.inspect(piece).finite]
-    if not bad:  # its sender has overwritten it since
+    if not bad:  # the sender has overwritten the bad number since
         return "it"
     return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
 

@@ -20,9 +20,9 @@ class Answer(NamedTuple):
             ``partial``, a leaf's sum (:class:`fastagg.Partial`).
         sent: the task that a ``model`` was trained from.
         control, extra: as in :meth:`fastagg.Server.receive`.
-        measures: False: the receipt of a delta need not say its norm, and the delta is added as fast as a model.
-        still: nobody writes to ``update`` meanwhile. A model is then read twice and added where the sum is, which saves
-            the memory of a second sum.
+        measures: whether the receipt of a delta must have its norm. If False, the delta is added as fast as a model.
+        still: whether nobody writes to ``update`` during the call. If True, a model is read twice and added to the sum
+            in place, which saves the memory of a second sum.
     """
 
     client: Client

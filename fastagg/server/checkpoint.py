@@ -20,12 +20,13 @@ from fastagg.model import Layout
 from fastagg.storage import files
 
 FORMAT = 1
-_BYTES_PER_CLIENT = 32  # bytes per client of the ledger and a book, for clients that were never heard of
-_ALWAYS = 64 << 20  # a state may need so many bytes in memory whatever the file's size
+# Bytes per client in the ledger and in an adapter's book, for clients that were never sent a task.
+_BYTES_PER_CLIENT = 32
+_ALWAYS = 64 << 20  # a state may need this many bytes in memory, however small its file is
 
 
 def mapped(value: Tree, change: Callable[[Any], Any]) -> Tree:
-    """Return nested dicts, lists and tuples with everything else in them changed."""
+    """Return nested dicts, lists and tuples in which ``change`` has replaced every other value."""
     if isinstance(value, dict):
         return {key: mapped(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -54,7 +55,7 @@ def on_device(value: Tree, device: torch.device) -> Tree:
 
 
 def plain(value: Tree) -> Tree:
-    """Return settings for a checkpoint: NumPy's scalars, which loaders do not trust, become Python's numbers."""
+    """Return settings for a checkpoint. NumPy's scalars become Python's numbers, because loaders do not trust them."""
     return mapped(value, lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf)
 
 
@@ -123,7 +124,7 @@ def check_claims(state: State, config: Plain, layout: Layout) -> None:
         if not isinstance(vector, Tensor) or vector.numel() != size:
             raise CheckpointError(f"the checkpoint is damaged: {name} are not the {size} numbers of its layout")
     direction = config["direction"]
-    rows = direction.get("num_clients")  # a step needs as many spare rows
+    rows = direction.get("num_clients")  # a step needs as many spare rows as there are clients
     claims = [config.get("num_clients"), rows, direction.get("size") if rows is not None else None]
     clients = max((count for count in claims if isinstance(count, int)), default=0)
     if clients * _BYTES_PER_CLIENT > max(_ALWAYS, 2 * sum(held.values())):
@@ -165,7 +166,7 @@ def write(state: State, path: Path) -> None:
 
 
 def _mode(path: Path) -> int | None:
-    """Return the mode of the file at ``path``. None: there is none, and the system gives a new file its mode."""
+    """Return the mode of the file at ``path``. None: there is no file, so the system chooses the new one's."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -178,8 +179,8 @@ def _mode(path: Path) -> int | None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    # Torch reports an error of the file system as an error about positions in its archive. The context has the real
-    # one.
+    # Torch reports an error of the file system as an error about positions in its archive. The real error is its
+    # context.
     said = error.__context__
     return said if isinstance(error, RuntimeError) and isinstance(said, OSError) else error
 
@@ -209,7 +210,7 @@ _REFUSALS: dict[type[Exception], str] = {
 def read(path: Path) -> State:
     """Read what :func:`write` wrote. It loads only tensors and plain data, never code."""
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
             raise CheckpointError(f"{path}: no regular file is there; expected one that server.save(path) wrote")
         with zipfile.ZipFile(path) as file:
             _check_members(file.infolist(), path)

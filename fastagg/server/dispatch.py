@@ -27,7 +27,7 @@ class Dispatch(native.Task):
     Attributes:
         client: the client's id.
         version: the server version that the client starts from (``s`` in the papers).
-        id: the task's number, at least 1 and of at most 63 bits; no other task of this server has it, also after a
+        id: the task's number, at least 1 and of at most 63 bits. No other task of this server ever has it, even after a
             restart. An answer that states it (``task=task.id``) counts once, however often it comes. None: not known.
         control: the server's control variate, [d] (FedAC), or :attr:`extra`, else None. Do not write to it.
         local_steps: the number of local steps, if the algorithm sets it (AsyncFedED); else None.
@@ -75,13 +75,14 @@ class Dispatch(native.Task):
 
     @property
     def encoded(self) -> Encoded | None:
-        """The parameters in the ``format`` of the dispatch. None: there was none. The task's model is what decoding it
-        gives."""
+        """The parameters in the ``format`` of the dispatch, or None without a format. Decoding them gives the task's
+        model."""
         return None if self._encoded is None else Encoded(self._encoded)
 
     @property
     def extra(self) -> dict[str, Tensor]:
-        """What a rule of a user's own sends besides the model (:meth:`fastagg.Direction.send`). Do not write to it."""
+        """The vectors that a user's own rule sends with the model (:meth:`fastagg.Direction.send`). Do not write to
+        them."""
         return self.control if isinstance(self.control, dict) else {}
 
     @property
@@ -115,11 +116,12 @@ class Dispatch(native.Task):
         return self._views
 
     def share(self, other: Dispatch) -> None:
-        """Take the :attr:`views` of another task of the same version: making them costs three calls for each array."""
+        """Use the :attr:`views` of another task of the same version. Making new ones costs three calls for each
+        array."""
         self._views = other.views
 
     def for_client(self, client: Client, local_steps: int | None, id: int | None = None) -> Dispatch:
-        """The same model as a task of another client, which has this id."""
+        """Return the same model as a task of another client, with the id ``id``."""
         return Dispatch(
             client, self.version, local_steps, self.control, self._layout, self.model, self.incarnation, id,
             self.encoded,
@@ -179,26 +181,27 @@ class Dispatch(native.Task):
         return self._layout.restored(difference, self.model)
 
 
-_FASTEST = 10.0  # medians: a speed above counts as this
+_FASTEST = 10.0  # a speed above this multiple of the median counts as this multiple
 
 
 class Pace:
     """How many local steps clients take, by their speeds: ``H_i = floor(H*v_i/v_max)``, at least 1 and at most H.
-    ``v_max`` is at most ten times the median, so a speed that is none does not take the others' steps.
+    ``v_max`` is at most ten times the median, so one false speed does not reduce the steps of all others.
 
     Args:
-        fastest: H, of the fastest.
-        lease: seconds for which a speed counts. None: until its client is forgotten.
+        fastest: H, the number of steps of the fastest client.
+        lease: seconds for which a speed counts. None: it counts until its client is forgotten.
     """
 
     def __init__(self, fastest: int, lease: float | None) -> None:
         self.fastest, self.lease = fastest, math.inf if lease is None else lease
-        # Steps a second, and when a client said so. 0: it has not; a task is on its way to it, or was refused.
+        # A client's steps a second, and the time of that report. The speed is 0 before the first report: its task is on
+        # the way, or was refused.
         self.speeds: dict[Client, tuple[float, float]] = {}
 
     def said(self, client: Client, speed: float | None) -> tuple[float, float]:
-        """Return a client's speed, which it tells now or has told. A new one counts when its task was sent, and is in
-        ``speeds`` then: the place for it is made here."""
+        """Return the speed that a client reports now, or reported last. A new speed counts once its task has been sent.
+        The caller then stores it in ``speeds``, where this method has made a place for it."""
         now = time.monotonic()
         for other, (rate, when) in list(self.speeds.items()):
             if other != client and (not rate or now - when > self.lease):
@@ -228,7 +231,7 @@ class Receipt(native.Receipt):
         client: the sender.
         applied: whether the model changed. False while a buffer fills.
         version: the server version afterwards.
-        delay: tau, the number of server versions between the model it was trained from and its use.
+        delay: tau, the number of server versions between the model that the update was trained from and its use.
         step_size: the learning rate of the step, after the staleness policy; None if there was no step.
         update_norm: Euclidean norm of the update before clipping. NaN if a trained model was added without
             computing its difference (``docs/algorithms.md``, the synchronous rules).
@@ -247,7 +250,7 @@ class Receipt(native.Receipt):
         (True, 1, 0, 0.1, 5.0)
     """
 
-    # The engine makes one for every answer and writes its numbers into it (csrc/bindings/records.h).
+    # The engine makes one receipt for every answer and writes its numbers into it (csrc/bindings/records.h).
     __slots__ = ()
 
     def __init__(
@@ -262,7 +265,7 @@ class Receipt(native.Receipt):
     ) -> None:
         self._fill(client, applied, version, delay, step_size, update_norm, weight)
 
-    if not TYPE_CHECKING:  # so that a misspelt attribute is still found
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they still find a misspelt attribute
 
         def __getattr__(self, name: str) -> object:
             raise _checks.no_attribute(self, name)
@@ -291,8 +294,8 @@ class Partial(NamedTuple):
         total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
         updates: the number of updates in it.
         weight: ``sum_i n_i``, its weight in the mean.
-        clients: whose updates they are, each once, if the leaf knows it. A rule that counts clients refuses the sum if
-            one of them has taken part in the step already; a sum that names nobody counts for nobody.
+        clients: the clients that sent the updates, each once, if the leaf knows them. A rule that counts clients
+            refuses the sum if one of them has already taken part in the step. A sum without names counts for no client.
     """
 
     total: Tensor

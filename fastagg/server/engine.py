@@ -1,4 +1,4 @@
-"""Makes a server's engine from its parts and settings, and from a state (csrc/engine)."""
+"""Builds a server's engine (csrc/engine) from its parts and settings, or from a saved state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST = 2**63 - 1
 
 
 class ServerParts(NamedTuple):
-    """What a server is made of."""
+    """A server's rules, model layout, device and settings."""
 
     direction: Direction
     optimizer: Optimizer
@@ -43,7 +43,7 @@ class ServerParts(NamedTuple):
     settings: ServerSettings
     layout: Layout
     device: torch.device
-    key: NoiseKey  # of a private rule's noise
+    key: NoiseKey  # the key of a private rule's noise
 
     @property
     def dtype(self) -> torch.dtype:
@@ -57,32 +57,32 @@ class ServerParts(NamedTuple):
 
     @property
     def num_clients(self) -> int | None:
-        """n, by the direction or the setting."""
+        """n, from the direction or from the setting ``num_clients``."""
         return self.direction.clients if self.direction.clients is not None else self.settings["num_clients"]
 
 
 @dataclass
 class Runtime:
-    """A server that runs: its engine, and its Python part. All who work with the server share this object."""
+    """The engine of a running server and its Python part. All objects that work with the server share this one."""
 
     engine: Native
     extension: Extension
-    memory: Native  # where the engine's vectors are
+    memory: Native  # allocates the engine's vectors
     first: weakref.ref[torch.UntypedStorage]  # the first version's memory, which torch allocated
 
     def adopt(self, fresh: Runtime) -> None:
-        """Go on with the state of another one, which nobody else uses. The caller holds the lock."""
-        self.engine.adopt(fresh.engine)  # whoever waits for its lock goes on with the new state
+        """Go on with the state of ``fresh``, which nobody else uses. The caller holds the lock."""
+        self.engine.adopt(fresh.engine)  # threads that wait for the engine's lock go on with the new state
         self.extension, self.memory, self.first = fresh.extension, fresh.memory, fresh.first
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer with the current learning rate, which the engine owns: log and checkpoints have this one."""
+        """The optimizer with the current learning rate. The engine owns the rate. Log and checkpoints store this."""
         held, rate = self.extension.optimizer, self.engine.lr
         return held if held.lr == rate else replace(held, lr=rate)
 
     def follow_rate(self) -> None:
-        """An operation has set the engine's learning rate, which a user's own optimizer may look at."""
+        """Follow the learning rate that an operation has set in the engine. A user's own optimizer may read it."""
         self.extension.optimizer = self.optimizer
 
 
@@ -132,7 +132,7 @@ def start(parts: ServerParts, flat: Tensor, statistics: Statistics) -> Runtime:
 
 
 def _participation(direction: Direction, settings: ServerSettings) -> Native:
-    """How often a client may take part: as the rule's words say, the settings, or the privacy that is promised."""
+    """Return how often a client may take part, from the rule, the settings, or the privacy that is promised."""
     privacy = getattr(direction, "privacy", None)
     private = {} if privacy is None else {
         "separation": privacy.min_separation, "total": privacy.max_participations or MOST,
@@ -141,7 +141,7 @@ def _participation(direction: Direction, settings: ServerSettings) -> Native:
 
 
 def limit(engine: Native, settings: ServerSettings | None) -> None:
-    """Set the limits of tasks; all leases and the round's time begin anew. None: no limits."""
+    """Set the limits of tasks. All leases and the round's time begin anew. None: no limits."""
     limits: Plain = dict(settings or {})
     lease, names = limits.get("lease"), ("max_delay", "max_open_per_client", "max_clients")
     delay, per_client, clients = (MOST if limits.get(name) is None else limits[name] for name in names)
@@ -167,7 +167,7 @@ def config(parts: ServerParts, running: Runtime) -> Plain:
 
 
 def whole(parts: ServerParts, running: Runtime, *, rows: bool = True) -> State:
-    """Return what a checkpoint holds: the settings and the state, as :func:`state_of`."""
+    """Return the contents of a checkpoint: the settings, and the state from :func:`state_of`."""
     return {
         "format": checkpoint.FORMAT, "config": config(parts, running), "layout": parts.layout.spec(),
         **state_of(running, rows=rows),
@@ -178,7 +178,7 @@ def state_of(running: Runtime, *, rows: bool = True) -> State:
     """Return the state as plain data and tensors. Some tensors are shared. The caller holds the lock.
 
     Args:
-        rows: False: without the rows of a client cache, which somebody copies one by one.
+        rows: whether a client cache's rows are in it. False if the caller copies them one by one.
     """
     engine, extension = running.engine, running.extension
     tasks = as_tensors(engine.tasks())
@@ -203,7 +203,7 @@ def moments_of(running: Runtime) -> dict[str, Tensor]:
 
 
 def checked(parts: ServerParts, running: Runtime, state: State) -> Runtime:
-    """Return what a server becomes with a state from :func:`whole`. The server does not change."""
+    """Return a new runtime with a state from :func:`whole`. The server does not change."""
     names = None if running.optimizer.has_own_step else set(moments_of(running))
     checkpoint.check(state, config(parts, running), parts.layout, names)
     checkpoint.check_claims(state, state["config"], parts.layout)
@@ -255,7 +255,7 @@ def _loaded(parts: ServerParts, state: State, like: Statistics) -> Runtime:
     engine.load_tasks({**tasks, "ids": state["ids"], "offset": state["offset"], "versions": held})
     for first, number in state["lives"]:
         engine.begin_incarnation(int(first), int(number))
-    # Versions that were made after that state are lost.
+    # Versions that were made after the state was saved are lost.
     engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())
     engine.load_waiting([_loaded_waiting(entry, parts, extension.held) for entry in state["round"]])
     engine.measure()
@@ -314,8 +314,8 @@ def as_tensors(value: Tree) -> Tree:
 
 
 def reported(parsed: ParsedUpdate, like: Statistics) -> Native:
-    """Return the running statistics of an update that was read by Python, in the form that the engine takes, as copies.
-    None: it has none."""
+    """Return copies of the running statistics of an update that Python has read, in the engine's form. None: it has
+    none."""
     if parsed.buffers is None and parsed.counters is None:
         return None
     values = None if parsed.buffers is None else parsed.buffers.flat(torch.float32)
@@ -359,7 +359,8 @@ def _folds(parts: ServerParts, extension: Extension) -> bool:
 
 
 def _largest(layout: Layout, flat: Tensor) -> float:
-    """What no element of the model may exceed. A model of several types may have begun beyond the smallest of them."""
+    """Return the largest magnitude that an element of the model may have. A model of several types may begin with
+    elements beyond the range of the smallest type: it gets no such limit."""
     small = layout.largest < 1e38
     return 1e39 if small and float(flat.abs().max()) > layout.largest else layout.largest
 

@@ -1,4 +1,4 @@
-"""The Python part of a step: distances, rules of a user's own, running statistics.
+"""The Python part of a step: distances, a user's own rules, and running statistics.
 
 Only the engine calls it, with the server's lock held and before anything has changed (csrc/bindings/extension.h). A
 method may raise. It returns what the commit is to change. Most servers need none of it.
@@ -33,7 +33,7 @@ Moves = list[Move]
 
 
 class ParticipationCounts:
-    """How many updates of each client counted."""
+    """Counts how many updates of each client have counted."""
 
     def __init__(self, times: Mapping[int | str, int] | None = None) -> None:
         self._slots = {client: slot for slot, client in enumerate(times or {})}
@@ -44,7 +44,7 @@ class ParticipationCounts:
         return int(self._times[self._slots[client]]) if client in self._slots else 0
 
     def one_more(self, client: int | str) -> Move:
-        """Return what the commit changes."""
+        """Return the change that the commit is to make: one more update of this client."""
         slot = self._slots.setdefault(client, len(self._slots))
         if slot == len(self._times):
             self._times = np.concatenate([self._times, np.zeros_like(self._times)])
@@ -59,7 +59,7 @@ class Extension:
 
     Attributes:
         held: the running statistics of the current version.
-        state: the direction's.
+        state: the direction's state.
         always: whether :meth:`prepare` is called for every update.
     """
 
@@ -81,7 +81,7 @@ class Extension:
         self.takes = {name: size or layout.size for name, size in {**direction.takes, **staleness.takes}.items()}
         self.taken_part = ParticipationCounts() if direction.counts or staleness.counts else None
         self.sends = isinstance(state, OwnState) and type(direction).send is not Direction.send
-        # whether Python reads the numbers of updates and models, and not only what was measured of them
+        # whether Python reads the numbers of updates and models, and not only the engine's measures of them
         self.reads_update = not on_host or state.asks or staleness.looks
         self.own = {}
 
@@ -94,11 +94,11 @@ class Extension:
 
     @property
     def control(self) -> Tensor | None:
-        """A task's control variate (FedAC)."""
+        """The control variate that is sent with a task (FedAC)."""
         return getattr(self.state, "control", None)
 
     def sent(self, client: int | str) -> Tensor | dict[str, Tensor] | None:
-        """Return what goes with a client's task besides the model."""
+        """Return the vectors that are sent with a client's task besides the model."""
         return self.state.sent(client) if isinstance(self.state, OwnState) else self.control
 
     def weight(self, delay: int) -> float | None:
@@ -110,11 +110,11 @@ class Extension:
         return results.number(self.staleness, "rate", self.staleness.rate(lr, delays))
 
     def bounds(self, model: Tensor, moments: dict[str, Tensor]) -> tuple[float, float, float]:
-        """Return bounds of the elements of a version, of first and of second moments."""
+        """Return bounds on the elements of a version, of its first moments and of its second moments."""
         return largest(model), *bounds_of(moments)
 
     def brought(self, update: list[Tensor], reported: Native | None) -> tuple[Pieces, ParsedUpdate | None]:
-        """Return an answer of a log as it came to the device: the update there, and what the engine does not read."""
+        """Return a replayed answer on the device: the update's pieces, and what the engine does not read."""
         pieces = on_device(staging.upload(Pieces(update), self.device))
         if reported is None:
             return pieces, ParsedUpdate(pieces, None, None) if self.always else None
@@ -123,19 +123,19 @@ class Extension:
         return pieces, ParsedUpdate(pieces, buffers, counters)
 
     def fits(self, values: int, counters: int) -> bool:
-        """Return whether the model has so many statistics."""
+        """Return whether an answer's numbers of buffer values and of counters fit the model. 0 always fits."""
         own = sum(counter.numel() for counter in self.held.counters)
         return values in (0, self.layout.buffer_size) and counters in (0, own)
 
     def statistics(
         self, sent: Sequence[tuple[Native | None, float, float]], shares: Sequence[float], outcome: str
     ) -> Statistics | None:
-        """Return the running statistics after these updates made a ``step``, an empty one (``drop``) or none
-        (``keep``). None: they stay as they are.
+        """Return the running statistics after a step of these updates (``step``), a dropped step (``drop``) or no step
+        (``keep``). None: they do not change.
 
         Args:
-            sent: what came with each update (None: nothing), its share in a mean, and its clipping.
-            shares: what a rule that compares updates lets each update of the step count for.
+            sent: for each update its statistics (None: it has none), its share in a mean, and its clipping factor.
+            shares: the weight of each update of the step, by a rule that compares updates.
         """
         statistics = self.held
         for answer, share, gain in sent:
@@ -162,13 +162,13 @@ class Extension:
         limit = self.layout.largest
         if not (ops.inspect(flat).norm <= limit or float(flat.abs().max()) <= limit):
             raise UpdateTooLarge(f"step: {type(optimizer).__name__} made the model NaN or infinite in its own type")
-        # Copied to the server's own memory, because the returned vector may be the one it was given.
+        # Copied to the server's own memory, because the user's step may have returned one of its arguments.
         return memory.empty(x.numel(), x.device).copy_(flat), [(self, "own", state)]
 
     # -- an update -------------------------------------------------------------------------------------------------
 
     def prepare(self, asked: Native) -> Native:
-        """Return the findings about an update."""
+        """Return the findings about an update, as the engine takes them."""
         extra = self._extra(asked.control)
         findings = native.engine.findings()
         update: Native = asked.update if self.reads_update else None
@@ -194,7 +194,7 @@ class Extension:
         return findings
 
     def _extra(self, sent: Tensor | None) -> Mapping[str, Tensor]:
-        """Return what came besides an update, by name."""
+        """Return the vectors that came besides an update, by name."""
         if sent is not None and not self.takes and not self.direction.takes_control:
             raise ConfigError("control: only FedAC takes one, got a control; leave it out")
         size = sum(self.takes.values()) if self.takes else self.layout.size
@@ -211,8 +211,8 @@ class Extension:
     def _measure(
         self, findings: Native, update: Pieces | None, asked: Native, base: Tensor | None
     ) -> tuple[float | None, float]:
-        """Measure the update's norm; if a rule needs them, return how far the model has moved, and the cosine of
-        both."""
+        """Measure the update's norm. If a rule needs them, return how far the model has moved, and the cosine between
+        that movement and the update."""
         inner = self.direction.measures
         if self.measures and asked.has_base and self.on_host:
             apart = distances_from(asked.distances(inner))
@@ -257,7 +257,7 @@ class Extension:
 def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:
     """Return the largest magnitudes that elements of ``m`` and of ``v`` can have."""
     if "units" in moments:
-        # The largest codes mean less than these multiples of a block's unit (csrc/math/moments.h).
+        # The largest codes stand for less than these multiples of a block's unit (csrc/math/moments.h).
         rows = moments["units"].view(2 if "v" in moments else 1, -1)
         units = [float(row.max()) if row.numel() else 0.0 for row in rows]
         return 2.0**17 * units[0], 2.0**33 * units[-1] if "v" in moments else 0.0
@@ -267,6 +267,6 @@ def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:
 
 
 def largest(vector: Tensor) -> float:
-    """Return a bound of a vector's elements: its norm, which is fast to compute, or the largest element."""
+    """Return a bound on a vector's elements: its norm, which is fast to compute, or if that is huge the largest one."""
     norm = ops.inspect(vector).norm
     return norm if norm < 1e37 else float(vector.abs().max())

@@ -1,4 +1,4 @@
-"""Makes a server from a checkpoint. Whatever is wrong with the file is a CheckpointError, and no server is made."""
+"""Makes a server from a checkpoint. Any fault of the file raises CheckpointError, and then no server is made."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def server_from(
     distill: Distillation | None = None,
     key: bytes | None = None,
 ) -> Server:
-    """Return the server from a :meth:`Server.state_dict`; otherwise as :func:`load`. ``key``: of its noise."""
+    """Return the server from a :meth:`Server.state_dict`, otherwise as :func:`load`. ``key``: of its noise."""
     try:
         config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
         checkpoint.check_claims(state, config, layout)

@@ -42,7 +42,7 @@ _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
 
 
 class ServerLog(Protocol):
-    """The log of a folder, as a server knows it (fastagg/durable/log.py)."""
+    """The log of a server's folder, as far as a server uses it (fastagg/durable/log.py)."""
 
     folder: Path
     durability: Durability
@@ -59,7 +59,7 @@ class ServerLog(Protocol):
 
 
 class RefusalWatch(Protocol):
-    """Who is told what happens (:func:`fastagg.watch`)."""
+    """The observer that a server tells about refused calls (:func:`fastagg.watch`)."""
 
     def refused(self, error: FastaggError) -> None: ...
 
@@ -67,12 +67,12 @@ class RefusalWatch(Protocol):
 class Server:
     """A federated-learning server: a direction, an optimizer and a staleness policy.
 
-    :mod:`fastagg.presets` has the papers' algorithms. All methods may be called from many threads. A call from within a
-    call of the same thread (from a rule of your own, a finalizer or a signal handler) raises
-    :class:`fastagg.Reentered`, if it would change the server.
+    :mod:`fastagg.presets` has the papers' algorithms. All methods may be called from many threads. A nested call in the
+    same thread (from a rule of your own, a finalizer or a signal handler) raises :class:`fastagg.Reentered` if it would
+    change the server.
 
-    :func:`fastagg.open` makes a server that keeps itself in a folder: it has a log. What comes from a file may describe
-    a part as plain data: ``staleness={"name": "Polynomial", "a": 0.5}``.
+    :func:`fastagg.open` makes a server that keeps its state and a log in a folder. A part may also be described as
+    plain data, for example from a file: ``staleness={"name": "Polynomial", "a": 0.5}``.
 
     Args:
         params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array, or one of
@@ -86,25 +86,26 @@ class Server:
         num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused. Otherwise an id
             is a 64-bit integer or text of at most 256 characters.
         clip_norm: an update with a larger Euclidean norm is scaled down to this norm. None: never.
-        weighting: ``uniform``, ``samples`` or ``tokens``: what an update counts for in a mean. ``samples``:
-            ``num_samples``. ``tokens``: ``num_samples`` is a pair ``(tokens, steps)``, and counts for
+        weighting: the weight of an update in a mean: ``uniform``, ``samples`` or ``tokens``. ``samples``: its
+            ``num_samples``. ``tokens``: ``num_samples`` is a pair ``(tokens, steps)``, and the weight is
             tokens*tokens/steps (Decoupled DiLoCo, arXiv 2604.21428).
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had so many. None:
-            it counts for what it states.
-        buffers: what becomes of BatchNorm statistics: ``mean``, ``weighted``, ``latest``, ``keep``, or by their names.
-            ``mean``: the mean of the clients in a step. ``weighted``: it is weighted as their updates are by
-            ``weighting``. ``latest``: the latest client's. ``keep``: no change. By names: a mapping from patterns of
-            names to what becomes of these buffers: ``mean`` or ``weighted``, the ``max``, the ``first`` that comes, or
-            ``keep``; for a state_dict it says which arrays are buffers: ``{"*.cluster_size": "mean"}``. Others are
-            averaged. With ``Robust`` they follow its rule, or stay.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once. Such as
-            ``[("embed.weight", "head.weight")]``. None: a module says it; else arrays that are the same memory.
+        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had this many. None:
+            there is no limit.
+        buffers: how BatchNorm statistics change: ``mean``, ``weighted``, ``latest``, ``keep``, or a mapping by name.
+            ``mean``: they become the mean of the clients in a step. ``weighted``: a mean with the weights of
+            ``weighting``. ``latest``: the latest client's. ``keep``: they do not change. A mapping sets it for each
+            pattern of names: ``mean``, ``weighted``, ``max``, ``first`` (the first client's) or ``keep``. Buffers that
+            no pattern matches are averaged. For a state_dict the mapping also says which arrays are buffers:
+            ``{"*.cluster_size": "mean"}``. With ``Robust`` buffers follow its rule, or do not change.
+        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once, for example
+            ``[("embed.weight", "head.weight")]``. None: a module's own tied parameters, or arrays that share their
+            memory.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates. The
             server keeps a round's updates, in their own type, until the round is complete. Then it adds them in the
             order of the clients' ids. This takes memory for all updates of a round.
-        answers_per_step: how many answers of one client count in a step; another one raises TooSoon, and so does
-            ``dispatch``. ``rule``: 1 where a rule's words are of clients (rounds, robust rules, ``at_least``), else any
-            number. None: any number.
+        answers_per_step: how many answers of one client count in a step. One more raises TooSoon, and so does
+            ``dispatch``. ``rule``: 1 for rules that are defined over clients (rounds, robust rules, ``at_least``), else
+            any number. None: any number.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
             Steps are computed in fp32, with the moments as they are, and the new model is rounded without bias, so that
@@ -115,7 +116,7 @@ class Server:
             ended tasks hold are freed. A client without open tasks that was sent nothing for this time is forgotten
             (not with ``num_clients``). None: tasks never end. After a restart all leases start again.
         max_open_per_client: the most open tasks of one client. ``dispatch`` raises Busy beyond it.
-        max_clients: the most clients that are known at a time. ``dispatch`` to another one raises Busy.
+        max_clients: the most clients that the server knows at a time. ``dispatch`` to one more raises Busy.
         max_waiting: the most threads that may wait in ``receive`` for other threads. One more raises Busy at once.
         fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed. They
             are ``max(1, floor(H*v/v_max))`` for a client that takes v steps a second, as it told with
@@ -172,7 +173,7 @@ class Server:
         self._log: ServerLog | None = None
         self._watch: RefusalWatch | None = None
         self._engine = self._running.engine
-        self._stood = -1, 0.0  # a version at which a client came too soon, and since when
+        self._stood = -1, 0.0  # the version at which a client came too soon, and the time of the first such call
         self._dispatch, self._receive = self._engine.dispatch, self._engine.receive
         self._receive_many = self._engine.receive_many
         self._admission = Admission(self._parts, self._running)
@@ -224,7 +225,7 @@ class Server:
 
     @lr.setter
     def lr(self, rate: float) -> None:
-        optimizer = dataclasses.replace(self.optimizer, lr=rate)  # checks it; what follows allocates nothing
+        optimizer = dataclasses.replace(self.optimizer, lr=rate)  # this checks the rate, so the lines below cannot fail
         self._engine.lr = rate
         self._running.extension.optimizer = optimizer
 
@@ -237,7 +238,7 @@ class Server:
         parts = f"{self.direction!r}, {self.optimizer!r}, {self.staleness!r}"
         return f"<fastagg.Server of {self.layout.size:,} parameters at version {self.version}: {parts}>"
 
-    if TYPE_CHECKING:  # the settings (declare)
+    if TYPE_CHECKING:  # declared by `declare` at run time; here for type checkers
         clip_norm: float | None
         buffers: Buffers | dict[str, ByName]
         tied: Sequence[Sequence[str | int]] | None
@@ -253,13 +254,13 @@ class Server:
         fastest_steps: int | None
         weighting: Weighting
 
-    else:  # so that a misspelt attribute is still found
+    else:  # hidden from type checkers, so that they still find a misspelt attribute
 
         def __getattr__(self, name: str) -> Any:
             raise _checks.no_attribute(self, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Server:
-        """A server without a folder."""
+        """Return a copy of the server, without a folder."""
         taken = SavedModel(self._parts.layout, self.state_dict(), self._parts.key)
         settings: Any = {**self._parts.settings, "device": self.device}
         return Server(taken, self.direction, self.optimizer, self.staleness, **settings)
@@ -275,14 +276,15 @@ class Server:
         If the client has not answered yet, it gets a second task. At the same version it gets the same task again.
 
         Args:
-            speed: how many local steps the client takes a second, > 0, as it has measured: with ``fastest_steps``.
-            format: ``bf16`` or ``int8``: what is sent is :attr:`Dispatch.encoded`, 2 or 1.016 bytes a parameter,
-                rounded without bias with random numbers that follow from the version and the ``seed``. It is made once
-                for all clients of a version. The task's model is what its client has, so deltas are taken from that.
+            speed: how many local steps the client takes a second, > 0, as it has measured. Only with ``fastest_steps``.
+            format: ``bf16`` or ``int8``: the model is sent as :attr:`Dispatch.encoded`, with 2 or 1.016 bytes a
+                parameter. It is rounded without bias, with random numbers that follow from the version and the
+                ``seed``, and made once for all clients of a version. The task's model is the rounded one, so deltas are
+                taken from what the client has.
 
         Raises:
-            ConfigError: the speed is none. The format is unknown, the server is on a CUDA device, or its rule compares
-                updates with the version that was sent (FedAsync, AsyncFedED, FedAC).
+            ConfigError: the speed is not a positive number. The format is unknown, the server is on a CUDA device, or
+                its rule compares updates with the version that was sent (FedAsync, AsyncFedED, FedAC).
             UpdateTooLarge: a look-ahead (:class:`fastagg.Nesterov`) or a rounded model could leave the range of the
                 model's type.
             UnknownClient: the id is outside 0..num_clients-1, or it is neither a 64-bit integer nor a str of at most
@@ -308,7 +310,7 @@ class Server:
             said = self._pace.said(client, speed)
             task = self._dispatch(client, sent, self._pace.steps(client, said))
             if speed is not None:
-                self._pace.speeds[client] = said  # has a place there, so nothing fails any more
+                self._pace.speeds[client] = said  # there is a place for it already, so this cannot fail
             return task
         except FastaggError as error:
             self._refused(error)
@@ -363,18 +365,19 @@ class Server:
 
     @property
     def incarnation(self) -> int:
-        """A random 63-bit number of this incarnation of the server. A new one begins when a state is loaded. Versions
-        made after that state was saved are then lost, and their numbers are used again."""
+        """A random 63-bit number that identifies this incarnation of the server. Loading a state begins a new
+        incarnation. Versions that were made after that state was saved are then lost, and their numbers are used
+        again."""
         return int(self._engine.incarnations[-1][1])
 
     @property
     def offset(self) -> int | None:
-        """The ``offset`` of the last answer that counted with one; None if none has. It is in checkpoints and in the
-        log, so that a consumer of a queue goes on behind it after a restart.
+        """The ``offset`` of the last answer that counted with an offset, or None. Checkpoints and the log store it, so
+        a consumer of a queue can continue after it when it restarts.
 
         Offsets only grow. An answer whose offset is not above this one is refused (:class:`fastagg.AlreadyCounted`), so
-        a queue that delivers in another order is answered with ``task=`` alone. They may leave gaps: an answer that is
-        refused needs nothing, the next one that counts goes beyond it.
+        use ``task=`` alone for a queue that delivers out of order. Offsets may leave gaps, so a refused answer needs no
+        further call: the next answer that counts moves the offset past it.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
@@ -392,12 +395,13 @@ class Server:
         return None if offset < 0 else offset
 
     def privacy_spent(self, delta: float) -> float:
-        """Return epsilon: what the steps so far have spent for a client, at most. The extra ``fastagg[privacy]`` has
-        the accountant (dp-accounting, ``get_epsilon_gaussian``).
+        """Return epsilon, an upper bound on the privacy that the steps so far have spent for a client. The extra
+        ``fastagg[privacy]`` installs the accountant (dp-accounting, ``get_epsilon_gaussian``).
 
-        Whoever knows all versions, and all clients but one, cannot tell better than (epsilon, ``delta``) whether that
-        client's updates were in them, or zeros in their place. It follows from the number of steps and from what
-        ``dispatch`` enforces, so it depends on nobody's data. Steps that a crash has lost are not in it.
+        The guarantee is (epsilon, ``delta``): even an observer who knows all versions, and the data of all other
+        clients, can hardly tell a client's updates from zeros in their place. Epsilon follows from the number of steps
+        and from the limits that ``dispatch`` enforces, so it depends on nobody's data. It leaves out steps that a crash
+        has lost.
 
         Args:
             delta: in (0, 1).
@@ -432,8 +436,8 @@ class Server:
     ) -> Receipt:
         """Take ``client``'s update. The model steps if the algorithm says so.
 
-        A task can be answered once. A refused update changes nothing. The update's memory is read once: whoever writes
-        to it meanwhile changes this update at most, and nothing else.
+        A task can be answered once. A refused update changes nothing. The update's memory is read once, so another
+        thread that writes to it during the call can change this update at most, and nothing else.
 
         A server of :func:`fastagg.open` returns when the update is on the disk, as its ``durability`` says.
 
@@ -444,17 +448,17 @@ class Server:
                 differences, and may be left out. Or an :class:`fastagg.Encoded`, which is read as it is.
             version: the version it was trained from. None: the one last dispatched to this client.
             num_samples: the client's number of samples, needed with ``weighting="samples"``; with ``"tokens"`` a pair
-                ``(tokens, steps)``, or the weight itself. With 0 the answer then counts for nothing. In a round it
-                takes the client's place; a round of zeros keeps the model.
+                ``(tokens, steps)``, or the weight itself. An answer with 0 has no effect on the model. In a round it
+                still takes the client's place. A round of zeros keeps the model.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
             extra: what a rule of your own takes besides the update (:class:`fastagg.Direction`): numbers by name.
             kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
             incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
                 version that a restart has lost, even if its number is in use again.
-            task: the task's ``id``. The answer then counts for this task or not at all: one that comes twice is refused
-                the second time, also if the client was sent the same version again meanwhile.
-            offset: the answer's place in the queue or log that it is read from, 0 or above. It is stored with the
-                update, in one record, and :attr:`offset` tells it.
+            task: the task's ``id``. The answer then counts for this task or not at all. A second answer to the task is
+                refused, even if the client was sent the same version again in between.
+            offset: the answer's place in the queue or log that it is read from, 0 or above. It is stored in one record
+                with the update, and :attr:`offset` returns the last one.
 
         Raises:
             UnknownClient: this client was never sent a model.
@@ -465,8 +469,8 @@ class Server:
             Busy: ``max_waiting`` answers already wait.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or negative, or ``kind`` is not this server's.
-            NotDurable: the disk refuses. Either nothing has changed, or the update is in the model and its record
-                waits: the next one that is acknowledged acknowledges it too.
+            NotDurable: the disk cannot be written. Either nothing has changed, or the update is in the model and its
+                record waits for the disk. The next answer that is acknowledged then acknowledges this one, too.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
@@ -497,7 +501,7 @@ class Server:
         return outcome
 
     def _take_all(self, answers: Sequence[Answer]) -> list[Outcome]:
-        """Take answers in order. On a device one by one, so that one update at a time is there."""
+        """Take answers in order. On a device one by one, so that its memory holds one update at a time."""
         outcomes: list[Outcome] = []  # the binding fills it, so that no interrupt can lose one
         together = len(answers) if self._parts.on_host else 1
         try:
@@ -511,7 +515,7 @@ class Server:
             while outcomes and outcomes[-1] is None:
                 outcomes.pop()
             if isinstance(error, MemoryError) and outcomes and len(outcomes) == len(answers):
-                return outcomes  # Python could not raise an error that has them
+                return outcomes  # Python found no memory to raise an error that carries the outcomes
             error.outcomes = outcomes  # type: ignore[attr-defined]
             raise
 
@@ -528,22 +532,22 @@ class Server:
         task: int | None = None,
         offset: int | None = None,
     ) -> Upload:
-        """:meth:`receive` an update in chunks: ``with server.receiving(client) as upload: upload.write(chunk)``.
+        """Receive an update in chunks: ``with server.receiving(client) as upload: upload.write(chunk)``.
 
         The update is applied when it is complete and checked. ``upload.receipt`` is available then.
 
-        A server of :func:`fastagg.open` writes the chunks to its folder, and reads them when all are there. So while an
-        update comes, memory holds one chunk of it. Any other server collects the chunks in memory.
+        A server of :func:`fastagg.open` writes the chunks to its folder, and reads them when all have arrived. Until
+        then memory holds only one chunk of the update. Any other server collects the chunks in memory.
 
         Args:
             client, version, num_samples, kind, incarnation, task, offset: as in :meth:`receive`.
             dtype: the type of the flat update's d numbers: torch's float32 (None), float16 or bfloat16. Bytes are
                 little endian.
-            encoded: in place of such numbers come so many bytes, those of :meth:`fastagg.Encoded.to_bytes`.
+            encoded: the number of bytes, if they are those of :meth:`fastagg.Encoded.to_bytes` in place of numbers.
 
         Raises:
-            ShapeMismatch: the number of bytes is another one. EncodingError: they are no encoded update. Busy: a copy
-                of this update is complete already, in a folder, and waits for its step. Other errors are those of
+            ShapeMismatch: the number of bytes is wrong. EncodingError: the bytes are no encoded update. Busy: the
+                folder already has a complete copy of this update, which waits for its step. Other errors are those of
                 :meth:`receive`. A missing task is refused before the first chunk.
 
         Example:
@@ -569,7 +573,7 @@ class Server:
                 raise admission.named(error, self.layout, update) from None
 
         with self._refusing():
-            # Which task is meant is decided now: the client may be sent another one before the last chunk.
+            # The task is looked up now, because the client may be sent another one before the last chunk.
             start, task = self._engine.find(client, version, task, offset, incarnation)
             self._admission.refuse_other_kind(kind)
             admission.share(num_samples, self._parts.settings["weighting"])
@@ -578,22 +582,22 @@ class Server:
             return self._log.upload(self.layout.size, dtype, encoded, (client, start), finish, self._refusing)
 
     def receive_many(self, answers: Sequence[Answer | Sequence[Any]]) -> list[Outcome]:
-        """:meth:`receive` several answers, one after the other, in one call. The results have the same bits.
+        """Receive several answers in one call, one after the other. The results have the same bits as single calls.
 
-        Trained models, and updates, take one pass over memory for each step. So with more answers each one costs less,
-        down to one read of its numbers.
+        All trained models and updates of a step take one pass over memory. So each answer costs less the more there
+        are, down to one read of its numbers.
 
         Args:
             answers: a :class:`fastagg.Answer` for each, or a tuple of its first fields, ``(client, update, ...)``.
                 ``fastagg.Answer.to(task, trained)`` makes one of a trained model.
 
         Returns:
-            For each answer its receipt, or the error that refused it. What is no error of fastagg, such as Ctrl-C, is
-            raised. Its attribute ``outcomes`` has those of the answers before it. A MemoryError after an answer that
+            For each answer its receipt, or the error that refused it. Any other exception, such as Ctrl-C, is raised.
+            Its attribute ``outcomes`` lists the outcomes of the answers before it. A MemoryError after an answer that
             counted is an outcome.
 
         Raises:
-            ConfigError: an answer is neither. Nothing has changed.
+            ConfigError: an answer is neither an Answer nor a tuple. Nothing has changed.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=2)
@@ -653,15 +657,15 @@ class Server:
     ) -> Receipt:  # fmt: skip
         """Take the sum of several clients' updates, which a :class:`fastagg.Leaf` folded from one version.
 
-        For rules that add updates up. It counts for as many updates as it is made of; each of them has the delay of the
-        leaf's version. One that is larger than what is left of the buffer is taken whole, or closes the buffer first
-        (:class:`fastagg.Buffer`, ``overflow=``); it is never refused for that. A buffer that stays half full at the end
-        waits for ``at_least=`` and ``grace=``, or for :meth:`close_round`. The order in which leaves fold, and in
-        which they come, defines the bits of the sum.
+        This is for rules that add updates up. The sum counts for all its updates, each with the delay of the leaf's
+        version. A sum with more updates than the buffer has room for is never refused: it is taken whole, or closes the
+        buffer first (:class:`fastagg.Buffer`, ``overflow=``). A buffer that stays half full at the end waits for
+        ``at_least=`` and ``grace=``, or for :meth:`close_round`. The sum's bits depend on the order in which leaves
+        fold and in which their sums arrive.
 
         Args:
-            client: the leaf; it is dispatched to as a client is.
-            partial: :meth:`fastagg.Leaf.take`'s, with the sum in any form of the model.
+            client: the leaf's id. The server dispatches to a leaf as to a client.
+            partial: the result of :meth:`fastagg.Leaf.take`. Its sum may have any form of the model.
             version, incarnation, task, offset: as in :meth:`receive`.
 
         Raises:
@@ -678,13 +682,13 @@ class Server:
         with a half-full buffer (FedBuff, FADAS).
 
         Args:
-            if_due: only if ``at_least`` updates have come and ``grace`` seconds have passed since
-                (:class:`fastagg.Buffer`). ``dispatch`` and ``receive`` look for that themselves. A program that waits
-                for a new version before it calls them again calls this every second or so.
+            if_due: step only if ``at_least`` updates have come and ``grace`` seconds have passed since
+                (:class:`fastagg.Buffer`). ``dispatch`` and ``receive`` check this themselves. A program that waits for
+                a new version without calling them should call this about once a second.
 
         Returns:
-            The learning rate of the step. None if there was no step: no update had arrived, it is not due, the rule has
-            no buffer, or it does more than add at every update (FedAC, FedEcho).
+            The learning rate of the step. None if there was no step: no update had arrived, the step is not due, the
+                rule has no buffer, or the rule does more than add at every update (FedAC, FedEcho).
 
         Example:
             >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=None)
@@ -698,7 +702,7 @@ class Server:
             return rate
 
     def _named(self, error: FastaggError, update: object) -> FastaggError:
-        """Tell who watches. Return the error, which names the array that is not finite."""
+        """Report an error to the watch, and return it. A NonFiniteUpdate is returned with the name of the bad array."""
         self._refused(error)
         return admission.named(error, self.layout, update) if isinstance(error, NonFiniteUpdate) else error
 
@@ -712,7 +716,7 @@ class Server:
             self._watch.refused(error)
 
     def _say_what_is_missing(self) -> None:
-        """Say once for a version, after a minute, that its step waits for other clients."""
+        """Log once per version, after a minute, that its step waits for other clients."""
         version, since = self._stood
         if version != self.version:
             self._stood = self.version, time.monotonic()
@@ -739,11 +743,11 @@ class Server:
 
     @property
     def flat(self) -> Tensor:
-        """The trainable parameters of the current version as one vector [d], fp32 or of ``model_dtype``. Do not write
+        """The trainable parameters of the current version as one vector [d], in fp32 or ``model_dtype``. Do not write
         to it.
 
-        It is not copied and never changes. It stays while you hold it; later steps then write to other memory. Ask
-        again for the next version."""
+        It is not copied and never changes: while you hold it, later steps write to other memory. Ask again for the next
+        version."""
         flat: Tensor = self._engine.flat
         return flat
 
@@ -775,9 +779,9 @@ class Server:
         """Bytes of the server's state, by part.
 
         The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` are separate),
-        ``versions`` (those that the rule keeps for open tasks, and older ones that somebody holds: a
-        :class:`fastagg.Dispatch`, or what :attr:`flat` and :meth:`parameters` gave), ``clients`` (the ledger of tasks),
-        ``buffers`` (running statistics), ``journal`` (what waits for the disk), and ``total``.
+        ``versions`` (those that the rule keeps for open tasks, and older ones that you still hold through a
+        :class:`fastagg.Dispatch`, :attr:`flat` or :meth:`parameters`), ``clients`` (the ledger of tasks), ``buffers``
+        (running statistics), ``journal`` (what waits for the disk), and ``total``.
 
         Example:
             >>> server = fastagg.ASGD(torch.zeros(1000), lr=0.1)
@@ -819,7 +823,7 @@ class Server:
 
         Raises:
             CheckpointError: the state belongs to another model or algorithm, or is damaged. Nothing has changed.
-            ConfigError: the server has a folder, which says what the state is.
+            ConfigError: the server has a folder, which defines its state.
         """
         if self._log is not None:
             do = "a server of a folder goes on from what is there; load the state into another one"
@@ -835,7 +839,7 @@ class Server:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint. If it fails, the old file stays complete.
 
-        A server of :func:`fastagg.open` goes on meanwhile.
+        A server of :func:`fastagg.open` takes other calls while it is written.
 
         Raises:
             CheckpointError: the file could not be written. An existing file has not changed.
@@ -856,7 +860,7 @@ class Server:
     # -- a folder ------------------------------------------------------------------------------------------------
 
     def _attach(self, log: ServerLog, watch: RefusalWatch) -> None:
-        """From now on all that changes the server is written to this log."""
+        """Write everything that changes the server to this log from now on."""
         self._log, self._watch, self._admission.logs = log, watch, True
         self._engine.attach(log.journal)
 
@@ -872,40 +876,39 @@ class Server:
 
     @property
     def durability(self) -> str:
-        """Which answers wait for the disk, for a server of :func:`fastagg.open`: ``none`` of them, those that make a
-        ``step``, or every one (``arrival``)."""
+        """Which answers wait for the disk, for a server of :func:`fastagg.open`: ``none``, those that make a ``step``,
+        or every ``arrival``."""
         return self._in_log("durability").durability
 
     def flush(self) -> None:
         """Wait until all that has happened so far is on the disk. A server without a folder has nothing to wait for.
 
         Raises:
-            NotDurable: it cannot be.
+            NotDurable: the disk cannot be written.
         """
         if self._log is not None:
             self._log.flush()
 
     def checkpoint(self) -> Path:
-        """Write a checkpoint of a server of :func:`fastagg.open` now, and wait for it. Others may call the server
-        meanwhile. Checkpoints are written by themselves, too.
+        """Write a checkpoint of a server of :func:`fastagg.open` now, and wait until it is written. Other threads may
+        call the server in the meantime. The server also writes checkpoints by itself.
 
         Returns:
             The checkpoint's folder.
 
         Raises:
-            CheckpointError: it could not be written; those that are there stay. NotDurable: nor could the log.
+            CheckpointError: it could not be written. Earlier ones stay. NotDurable: the log could not be written.
             ConfigError: the server has no folder: use :meth:`save`.
-            Reentered: it is called from within a step, by a rule of your own or by a signal handler that interrupted
-                one.
+            Reentered: a rule of your own calls it, or a signal handler that interrupted a step.
         """
         return self._in_log("checkpoint").checkpoint()
 
     def close(self) -> None:
-        """Write what waits and give the folder back. The server can only be read from now on. It may be called at any
-        time and several times, also by a signal handler.
+        """Write all records that wait and release the folder. The server can only be read from then on. It may be
+        called at any time and several times, also by a signal handler.
 
         Raises:
-            NotDurable: what waits could not be written. Reentered: the caller is in the middle of a step.
+            NotDurable: the waiting records could not be written. Reentered: the caller is in the middle of a step.
         """
         if self._log is not None:
             self._log.close()
@@ -918,7 +921,7 @@ class Server:
 
 
 def _part(name: str, part: Any, kind: type, default: Any) -> Any:
-    """Return a part, also one that a recipe or a framework's file describes: ``{"name": "Polynomial", "a": 0.5}``."""
+    """Return a part of a server. It may be plain data, as in a recipe: ``{"name": "Polynomial", "a": 0.5}``."""
     known = registry.parts(name)
     if isinstance(part, Mapping) and part.get("name") in known:
         return registry.part(name, part)

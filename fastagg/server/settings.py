@@ -1,4 +1,4 @@
-"""A server's settings: each is declared once, with its type, default and range. Server's docstring says its meaning.
+"""A server's settings. Each is declared once, with its type, default and range. Server's docstring explains them.
 
 The keyword arguments of :class:`fastagg.Server` and of the presets, the checks and the settings in a checkpoint all
 come from these declarations.
@@ -22,7 +22,7 @@ _MOST = 2**31 - 1
 
 
 class BaseSettings(TypedDict, total=False):
-    """The arguments that every preset takes. :class:`fastagg.Server` says what they are."""
+    """The arguments that every preset takes. :class:`fastagg.Server` explains them."""
 
     clip_norm: Annotated[float | None, SettingRule(above=0)]
     buffers: Annotated[Buffers | Mapping[str, ByName], SettingRule(default="mean")]
@@ -53,7 +53,7 @@ class ClientSettings(DelaySettings, total=False):
 
 
 class ActiveSettings(BaseSettings, total=False):
-    """ACED's arguments. Its ``max_delay`` is how long a client's cached update counts."""
+    """ACED's arguments. Its own ``max_delay`` limits how long a client's cached update counts."""
 
     weighting: Annotated[Weighting, SettingRule(default="uniform")]
 
@@ -63,9 +63,9 @@ class WeightSettings(DelaySettings, ActiveSettings, total=False):
 
 
 class ServerSettings(ClientSettings, WeightSettings, total=False):
-    """All of them: ``def Mine(params, *, lr: float, **server: Unpack[fastagg.ServerSettings]) -> fastagg.Server``.
+    """All settings: ``def Mine(params, *, lr: float, **server: Unpack[fastagg.ServerSettings]) -> fastagg.Server``.
 
-    :class:`fastagg.Server` says what each is.
+    :class:`fastagg.Server` explains each.
     """
 
 
@@ -83,7 +83,7 @@ FREE = tuple(name for name, rule in RULES.items() if rule.free)
 
 
 def complete(stated: Mapping[str, object]) -> ServerSettings:
-    """Return all settings: those that are given, checked, and the defaults. Nobody can change them."""
+    """Return all settings, read-only: the stated ones, checked, and defaults for the others."""
     settings: dict[str, Any] = {name: stated.get(name, rule.default) for name, rule in RULES.items()}
     if isinstance(modes := settings["buffers"], Mapping):
         settings["buffers"] = {str(pattern): _checks.fits("buffers", mode, ByName) for pattern, mode in modes.items()}

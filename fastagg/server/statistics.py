@@ -1,9 +1,10 @@
 """BatchNorm's running statistics and counters on the server. They follow the rule that combines the updates, not an
-optimizer: what bounds how far a client can move the parameters bounds how far it can move these.
+optimizer. What limits a client's influence on the parameters therefore limits its influence on these, too:
 
-- Clipping: the movement of a client's statistics counts by the factor of its update.
-- A robust rule: its own words (Robust.statistics). A client that sends none counts as one that has not moved them.
-- A number of batches: the median of a robust rule's clients; else it grows by at most 2**20 in a step.
+- Clipping: the movement of a client's statistics is scaled by the factor of its update.
+- A robust rule: Robust.statistics says how they are combined. A client that sends none counts as one that has not moved
+  them.
+- A number of batches: under a robust rule, the median of the clients. Else it grows by at most 2**20 in a step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fastagg.rules.directions import Direction, Robust
 from fastagg.rules.names import Buffers
 from fastagg.storage import memory
 
-_MOST_BATCHES = 2**20  # of a client, from one version to the next
+_MOST_BATCHES = 2**20  # the most that a client's batches count for, from one version to the next
 
 Row = tuple[Tensor | None, list[int]]  # one client's values and counters; None and [] if it sent none
 
@@ -33,8 +34,9 @@ Row = tuple[Tensor | None, list[int]]  # one client's values and counters; None 
 @dataclass(frozen=True)
 class Statistics:
     """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``, or
-    ``weighted`` by their samples) or those of the last client (``latest``), or stay (``keep``). Integer buffers become
-    the largest of the clients', or stay. With :class:`Robust` its rule combines what all clients of the step sent.
+    ``weighted`` by their samples) or the last client's (``latest``), or do not change (``keep``). Integer buffers
+    become the largest of the clients', or do not change. With :class:`Robust` its rule combines the buffers of all
+    clients of the step.
 
     Nothing changes in place. An arrival makes a new object, because clients that were sent vectors may still read them.
 
@@ -42,14 +44,14 @@ class Statistics:
         mode: ``mean``, ``weighted``, ``latest`` or ``keep``.
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
-        sum: of the clients' floating-point buffers since the last step, each times its share.
+        sum: the sum of the clients' floating-point buffers since the last step, each times its share.
         maxima: the largest of the clients' integer buffers since then, an int64 vector.
         count: how many clients sent floating-point buffers since then; if ``weighted``, the sum of their shares.
-        places: elements, begin and end, of which the largest (True) or the first that came is taken.
-        counts: of the integers of all counters, which are numbers of batches, on their device.
-        held: the counters in one vector, if a step has made them: joining many takes time.
+        places: ranges of elements (begin, end, whether the largest counts). Otherwise the first that came counts.
+        counts: for each integer of all counters, whether it is a number of batches. It lies on their device.
+        held: the counters in one vector, if a step has made them. Joining many takes time.
         rule: a robust rule.
-        rows: with it, what the clients sent since the last step.
+        rows: with a robust rule, what the clients sent since the last step.
     """
 
     mode: Buffers
@@ -69,7 +71,7 @@ class Statistics:
         cls, how: Buffers | Mapping[str, str], direction: Direction, layout: Layout, values: Tensor,
         counters: list[Tensor],
     ) -> Statistics:  # fmt: skip
-        """Return the statistics of a model, with the server's setting and rule."""
+        """Return the statistics of a model, by the server's setting and rule."""
         rule = direction if isinstance(direction, Robust) else None
         named = [is_count(e.name) for e in layout.entries if e.role == "counter" for _ in range(e.size)]
         counts = torch.tensor(named, dtype=torch.bool, device=counters[0].device) if counters else None
@@ -83,18 +85,18 @@ class Statistics:
     def add(
         self, values: Tensor | None, counters: Tensor | None, share: float = 1.0, gain: float = 1.0
     ) -> Statistics:  # fmt: skip
-        """Return the statistics with one client's added, which were checked already.
+        """Return the statistics after adding one client's, which were checked already.
 
         Args:
             values: the client's floating-point buffers, fp32, on the server's device. None: it sent none.
             counters: its integer buffers in one int64 vector. None: it sent none.
-            share: of its update in a mean.
-            gain: how much of the movement counts: of its update's clipping.
+            share: the share of its update in a mean.
+            gain: the clipping factor of its update, which also scales the movement of the statistics.
         """
         if self.mode == "keep" or not share:
             return self
         if values is not None and gain != 1:
-            values = self.values + gain * (values - self.values)  # no lerp, whose bits differ between processors
+            values = self.values + gain * (values - self.values)  # not lerp, because its bits differ between processors
         if self.rule is not None:
             row = None if values is None else values.cpu(), [] if counters is None else counters.tolist()
             return replace(self, rows=(*self.rows, row))
@@ -116,7 +118,7 @@ class Statistics:
         return replace(self, sum=total, maxima=maxima, count=count)
 
     def _pick(self, total: Tensor, theirs: Tensor) -> None:
-        """Put the largest, or the first that came, where it is what counts."""
+        """Set the elements for which the largest, or the first that came, counts."""
         before = self.sum
         for begin, end, largest in self.places:
             mine = theirs[begin:end]
@@ -128,12 +130,12 @@ class Statistics:
         """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``).
 
         Args:
-            shares: what a robust rule that compares updates lets each client's count for.
+            shares: the weight of each client's statistics, by a robust rule that compares updates.
         """
         if kind == "keep" or (self.sum is None and self.maxima is None and not self.rows):
             return self
         fresh = replace(self, sum=None, maxima=None, count=0, rows=())
-        if kind == "drop":  # the buffers that came with its updates are dropped, too
+        if kind == "drop":  # the buffers of dropped updates are dropped, too
             return fresh
         if self.rule is not None:
             return replace(fresh, **self._combined(self.rule, shares))
@@ -215,8 +217,8 @@ def _median(rows: list[list[int]]) -> Tensor:
 
 
 def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
-    """Return copies of all counters in one int64 vector on the device of the first of ``like``. All that lie on one GPU
-    come in one transfer."""
+    """Return copies of all counters in one int64 vector on the device of the first of ``like``. Counters that all lie
+    on one GPU are copied in one transfer."""
     device, parts = like[0].device, [counter.reshape(-1).to(torch.int64) for counter in counters]
     if len({part.device for part in parts}) > 1:
         parts = [part.to(device) for part in parts]
@@ -224,7 +226,7 @@ def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
 
 
 def divided(joined: Tensor | list[int], like: Sequence[Tensor]) -> list[Tensor]:
-    """Inverse of :func:`joined`, with the devices and types of ``like``. Numbers may be a list, too."""
+    """Inverse of :func:`joined`, with the devices and types of ``like``. ``joined`` may be a list of numbers, too."""
     if isinstance(joined, list):
         joined = torch.tensor(joined, dtype=torch.int64, device="cpu")
     if all(own.dim() == 0 for own in like):  # BatchNorm's counters

@@ -67,7 +67,7 @@ def answers_per_step(direction: Direction, settings: Mapping[str, Any]) -> int |
 
 
 def check_bf16(direction: Direction, optimizer: Optimizer, staleness: Staleness, device: torch.device) -> None:
-    """Refuse a model in bf16 where more than a step of the engine's reads it."""
+    """Refuse a model in bf16 on a CUDA device, or if a user's own rule or a comparison of versions reads it."""
     own = next((part for part, is_own in (
         (direction, type(direction).combine is not Direction.combine), (optimizer, optimizer.has_own_step),
         (staleness, staleness.looks),
@@ -98,7 +98,7 @@ def check_statistics(direction: Direction, layout: Layout, settings: ServerSetti
 
 
 def check_part(direction: Direction, staleness: Staleness, settings: ServerSettings) -> None:
-    """Refuse a server of a part of a model whose rule needs the whole."""
+    """Refuse a server of a part of a model if its rule needs the whole model."""
     if getattr(direction, "privacy", None) is not None:
         raise ConfigError("privacy: every part would show a client once more; use one server for the whole model")
     if settings["clip_norm"] is not None:

@@ -18,12 +18,12 @@ from fastagg.storage import memory, raw
 from fastagg.storage.encoded import HEADER, in_place, largest
 from fastagg.storage.pieces import DTYPES
 
-Refusing = Callable[[], AbstractContextManager[None]]  # what is refused in it is counted
+Refusing = Callable[[], AbstractContextManager[None]]  # makes a context that counts the refusals in it
 
 
 class Refusals:
-    """Tells ``refused`` of an error of fastagg. Nothing is called when there is none: what was done stays done also if
-    there is no memory for anything more."""
+    """Reports an error of fastagg that leaves the block to ``refused``. Without an error it calls nothing, so finished
+    work stays finished even if no memory is left."""
 
     __slots__ = ("_refused",)
 
@@ -43,13 +43,13 @@ class Refusals:
 class Upload:
     """The result of :meth:`Server.receiving`: ``with server.receiving(client) as upload: upload.write(chunk)``.
 
-    The bytes are the flat update: [d] numbers of ``dtype``, little endian, or those of an encoded one. If the block
-    ends without an error, the server takes the update as :meth:`Server.receive` does. If it ends with an error, the
-    update is dropped.
+    The bytes are those of the flat update, [d] numbers of ``dtype``, little endian, or of an encoded update. If the
+    block ends without an error, the server takes the update as :meth:`Server.receive` does. If it ends with an error,
+    the update is dropped.
 
     Attributes:
         receipt: the outcome, after the block has ended.
-        state: ``open``; ``complete``, when all bytes have come; ``taken``, by the server; ``dropped``.
+        state: ``open``, ``complete`` (all bytes have come), ``taken`` (by the server) or ``dropped``.
     """
 
     receipt: Receipt
@@ -59,7 +59,8 @@ class Upload:
         self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext,
         encoded: int | None = None,
     ) -> None:  # fmt: skip
-        self._finish: Callable[..., Receipt] | None = finish  # until the end, because it holds the server
+        # None after the end, because it holds a reference to the server.
+        self._finish: Callable[..., Receipt] | None = finish
         self._refusing = refusing
         self._dtype = torch.float32 if dtype is None else dtype
         if self._dtype not in DTYPES:
@@ -70,7 +71,8 @@ class Upload:
             if not HEADER <= encoded <= largest(size):
                 raise EncodingError(f"encoded: expected {HEADER} to {largest(size)} bytes, got {encoded}")
             self._dtype, self._nbytes, self._expected = torch.uint8, encoded, f"{encoded} bytes"
-        self._turns: list[threading.Lock] = []  # of calls that write or end it: the first locked one may
+        # One for each call that writes to the upload or ends it; the first locked one may go on.
+        self._turns: list[threading.Lock] = []
         self._is_replaced = False
         self.state = "open" if self._nbytes else "complete"
 
@@ -78,11 +80,12 @@ class Upload:
         return self
 
     def write(self, chunk: bytes | bytearray | memoryview) -> int:
-        """Add the next bytes, of any number. A number's bytes may be split between two chunks. Returns the bytes so
-        far.
+        """Add the next bytes, any number of them. Numbers may be split between two chunks. Returns how many bytes have
+        come so far.
 
         Raises:
-            ShapeMismatch: more bytes than were said. NotDurable: the disk failed. Busy: another thread is writing.
+            ShapeMismatch: more bytes have come than were announced. NotDurable: the disk failed. Busy: another thread
+                is writing.
             UnknownVersion: a newer upload has begun for the same task.
         """
         chunk = bytes(memoryview(chunk).cast("B"))  # read once: its owner may write to it meanwhile
@@ -111,8 +114,8 @@ class Upload:
                 self._end(error is None)
 
     def give_way(self) -> bool:
-        """Drop the upload if it is open, for a newer one. Return whether it has ended: it does not while it is
-        complete, or while a thread is writing to it."""
+        """Drop the upload for a newer one, if it is open. Return whether it has ended. A complete upload does not end
+        here, nor one that a thread is writing to."""
         with (turn := threading.Lock()):
             if self.state == "complete" or not self._is_first(turn):
                 return False
@@ -140,14 +143,14 @@ class Upload:
                 self.state = "dropped"
 
     def _is_first(self, turn: threading.Lock) -> bool:
-        """Return whether no other call writes to this or ends it. The caller's ``with`` statement locks ``turn`` and
-        unlocks it, so no interrupt at any instruction leaves it locked."""
+        """Return whether no other call writes to the upload or ends it. The caller's ``with`` statement locks and
+        unlocks ``turn``, so no interrupt leaves it locked."""
         if any(other.locked() for other in self._turns.copy()):
-            return False  # and it keeps nobody out who comes after the one that writes
+            return False  # and `turn` is not in the list, so it keeps out no later call
         self._turns.append(turn)
         if next(other for other in self._turns.copy() if other.locked()) is not turn:
             return False
-        del self._turns[: self._turns.index(turn)]  # calls that have ended; nobody else is the first one meanwhile
+        del self._turns[: self._turns.index(turn)]  # remove calls that have ended; only the first one comes here
         return True
 
     def _take(self, turn: threading.Lock) -> None:
@@ -158,7 +161,7 @@ class Upload:
         raise NotImplementedError
 
     def _whole(self) -> tuple[object, ...]:
-        """Return the update, as the server takes it."""
+        """Return the update as the server takes it."""
         raise NotImplementedError
 
     def _close(self) -> bool:

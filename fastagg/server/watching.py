@@ -25,9 +25,9 @@ from fastagg.server.dispatch import Client, Dispatch
 from fastagg.server.server import Server
 
 _log = logging.getLogger("fastagg")
-_EVERY = 1.0  # at least so many seconds between two lines with the same reason
+_EVERY = 1.0  # the shortest time between two lines with the same reason
 _SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
-_OPEN = 100_000  # tasks without an answer whose time of dispatch is remembered
+_OPEN = 100_000  # how many unanswered tasks have their time of dispatch remembered
 TIMES = ("client", "dispatched", "answered")  # the columns of a file of times
 _DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 Sends = Callable[[Client, int | None, int | None], Dispatch]
@@ -38,8 +38,8 @@ def watch(
 ) -> Server:
     """Let a server report what happens to it. Servers of :func:`fastagg.open` write to the log without this call.
 
-    The logger ``fastagg`` gets a line for a refusal and for a slow answer. For each reason there is at most one line a
-    second, which tells how many refusals there were.
+    The logger ``fastagg`` gets a line for a refusal and for a slow answer. There is at most one line a second for each
+    reason. It tells how many refusals there were.
 
     Args:
         server: the server to watch. It is returned.
@@ -50,14 +50,14 @@ def watch(
             whether the model is finite.
         slow: an answer is slow if it takes at least this many seconds.
         times: a CSV file with a line for each answer to a task: the client, when its task was sent, and when it was
-            answered, in seconds since 1970. A file of this form goes on. The simulator replays it
-            (``delay.name = "measured"``). Tasks that :meth:`Server.hand_on` gives out, and those that were sent before
-            a restart, have no line. If the disk is full, the server goes on, an error in the log says so, and nothing
-            more is written.
+            answered, in seconds since 1970. Lines are appended to an existing file of this form. The simulator replays
+            it (``delay.name = "measured"``). Tasks from :meth:`Server.hand_on`, and tasks that were sent before a
+            restart, have no line. If the disk is full, the server goes on, the log gets an error, and the file gets no
+            more lines.
 
     Raises:
         MissingDependency: ``registry`` is given, but prometheus_client is not installed.
-        ConfigError: ``server`` is not a server, or already has a registry or a file of times; or this file cannot be
+        ConfigError: ``server`` is not a server, or already has a registry or a file of times. Or this file cannot be
             written, or holds something else.
 
     Example:
@@ -84,12 +84,12 @@ def watch(
 
 
 def watch_of(server: Server) -> ServerWatch | None:
-    """Return who reports on a server already."""
+    """Return the server's watch, or None."""
     return server._watch if isinstance(server._watch, ServerWatch) else None
 
 
 class ServerWatch:
-    """Reports on a server, which calls it.
+    """Reports on a server, which calls its methods.
 
     Attributes:
         numbers: the metrics; None if there is no registry.
@@ -100,19 +100,20 @@ class ServerWatch:
         self.slow = math.inf
         self.numbers: ServerMetrics | None = None
         self.times: AnswerTimes | None = None
-        self._said: dict[str, tuple[float, int]] = {}  # reason -> time of the last line, refusals since then
+        # By reason: the time of the last line, and the refusals since then.
+        self._said: dict[str, tuple[float, int]] = {}
 
     def begin(self, server: Server, slow: float, numbers: ServerMetrics | None = None) -> None:
-        """Report answers that take so many seconds and, with ``numbers``, count all of them."""
+        """Report answers that take at least ``slow`` seconds. With ``numbers``, also count all answers."""
         self.slow = slow
         self.numbers = numbers or self.numbers
         every = self.numbers is not None or self.times is not None
         server._engine.watch(-1.0 if every else slow, self._arrived)
 
     def _arrived(self, seconds: float, waited: float, delays: Sequence[int], tasks: Sequence[int]) -> None:
-        """The engine took answers in so many ``seconds``, without those that it ``waited`` for the disk.
+        """The engine has taken answers in so many ``seconds``, without the time that it ``waited`` for the disk.
 
-        ``delays`` are in versions. ``tasks`` are the ids of what was answered, 0 for none.
+        ``delays`` are in versions. ``tasks`` are the ids of the answered tasks, 0 where there was none.
         """
         if self.times is not None:
             self.times.answered(tasks)
@@ -122,7 +123,8 @@ class ServerWatch:
             self.numbers.arrived(delays, seconds, waited)
 
     def refused(self, error: FastaggError) -> None:
-        """Report a refused call. An answer that comes again is none: whoever sent it is told what the first one did."""
+        """Report a refused call. A second answer is logged as information only: its sender is told the first
+        outcome."""
         reason, now = type(error).__name__, time.monotonic()
         if self.numbers is not None:
             self.numbers.refused(reason)
@@ -138,17 +140,19 @@ class ServerWatch:
 
 
 class AnswerTimes:
-    """A CSV file of when tasks were sent and answered. Each line is one write, so threads need no lock.
+    """A CSV file with the times when tasks were sent and answered. Each write is of whole lines, so threads need no
+    lock. If the disk refuses a line, the file gets no more lines. Answers are not affected.
 
     A disk that refuses a line costs the lines from there on, never an answer."""
 
     def __init__(self, path: Path) -> None:
         self._sent: OrderedDict[int, tuple[Client, float]] = OrderedDict()  # by the task's id
-        self._offset = time.time() - time.monotonic()  # a step of the system's clock must be in no duration
+        # Fixed here, so that changes of the system's clock affect no duration.
+        self._offset = time.time() - time.monotonic()
         self._path, self._ended = path, False
         heading = f"{','.join(TIMES)}\n".encode()
         try:
-            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  open as long as the server lives
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  stays open as long as the server lives
             self._file.seek(0)
             first = self._file.readline(1000)
             if not first:
@@ -163,8 +167,9 @@ class AnswerTimes:
 
         def noted(client: Client, format: int | None, local_steps: int | None) -> Dispatch:
             task = dispatch(client, format, local_steps)
-            with contextlib.suppress(MemoryError):  # the task has gone out: a line is missing
-                if task.id is not None and task.id not in self._sent and not self._ended:  # a task may be sent again
+            with contextlib.suppress(MemoryError):  # the task has been sent all the same, so only its line is missing
+                # The same task may be sent again.
+                if task.id is not None and task.id not in self._sent and not self._ended:
                     self._sent[task.id] = task.client, self._now()
                     if len(self._sent) > _OPEN:
                         self._sent.popitem(last=False)
@@ -188,7 +193,7 @@ class AnswerTimes:
             _log.error("times: %s: %s; nothing more is written to it", self._path, error.strerror or error)
 
     def _append(self, lines: bytes) -> None:
-        """Write whole lines. OSError if the disk refuses; no part of them is left then."""
+        """Write whole lines. Raises OSError if the disk refuses, and then leaves no part of them."""
         end = self._file.seek(0, os.SEEK_END)
         try:
             while lines:
@@ -219,7 +224,7 @@ class ServerMetrics:
         registry.register(self)
 
     def arrived(self, delays: Sequence[int], seconds: float, waited: float) -> None:
-        """Count updates with these delays, which one call has taken."""
+        """Count the updates that one call has taken, with their delays."""
         self._arrivals.inc(len(delays))
         self._steps.observe(seconds)
         self._waits.observe(waited)
@@ -231,7 +236,7 @@ class ServerMetrics:
         self._refusals.labels(reason).inc()
 
     def describe(self) -> list[Foreign]:
-        """Return nothing: a registry asks for it when the metrics are registered, before they have values."""
+        """Return nothing. A registry calls this when the metrics are registered, before they have values."""
         return []
 
     def collect(self) -> Iterator[Foreign]:

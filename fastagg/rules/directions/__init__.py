@@ -14,7 +14,7 @@ from fastagg.rules.directions.echo import Echo
 from fastagg.rules.directions.robust import Robust
 from fastagg.rules.directions.single import Aligned, Mixing, Single
 
-__all__ = [  # the public ones; the others are the server's
+__all__ = [  # the public ones; the server uses the others
     "ActiveSet",
     "Aligned",
     "AllClients",

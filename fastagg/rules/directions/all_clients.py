@@ -21,7 +21,8 @@ class AllClients(PerClient):
     """``u = mean_i U_i`` over every client's latest update; ``D = -u`` for gradients (ACE, Algorithm 1).
 
     An update replaces the client's cached one, and the difference of the two *as stored* is added to the sum. So the
-    mean is always that of what is stored. Each update also recomputes a part of the sum exactly, so it does not drift.
+    mean is always the mean of the stored updates. Each update also recomputes a part of the sum exactly, so the sum
+    does not drift.
 
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
@@ -58,7 +59,7 @@ class ActiveSet(AllClients):
 
     The server adds new updates to the sum over the active set and subtracts expired ones. An update takes O(d),
     amortised. If no client is active, the version increases without a step. The first step of ``warmup="full"`` uses
-    every client's.
+    every client's update.
 
     Args:
         num_clients, cache, warmup: as in :class:`AllClients`.
@@ -88,7 +89,7 @@ class ActiveSet(AllClients):
 
 @dataclass(frozen=True)
 class Differences(PerClient):
-    """ACE where each client keeps its last gradient and sends ``g_new - g_prev`` (the ACE paper, Algorithm a.5).
+    """ACE with clients that keep their last gradient and send ``g_new - g_prev`` (the ACE paper, Algorithm a.5).
 
     The server keeps only the sum. Clients use :class:`fastagg.clients.GradientDifference`.
 

@@ -1,7 +1,7 @@
 """The base classes of all directions.
 
 A direction is a frozen dataclass of settings. A running server adds a small state. Its native part (csrc/engine)
-remembers updates: it plans, runs and commits a step in one native call. Python code for an update runs before that.
+remembers updates: it plans, runs and commits a step in one native call. Python code runs before that call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fastagg.storage.pieces import Pieces
 
 
 class Material(NamedTuple):
-    """What a direction's state is made from.
+    """What a direction needs to build its state.
 
     Attributes:
         size: d.
@@ -37,7 +37,7 @@ class Material(NamedTuple):
         seed: the seed of all random numbers.
         buffer_size: number of elements of the model's running statistics.
         memory: where the engine allocates vectors.
-        key: of noise that protects somebody, 32 bytes.
+        key: the key of a private rule's noise, 32 bytes.
         ends: where each tensor ends in a vector.
     """
 
@@ -59,22 +59,22 @@ class Arrival(NamedTuple):
     control: Pieces | None  # the change of the client's control variate (FedAC)
     # For directions that run models: the client's running statistics, and those the server will have after this update.
     statistics: Callable[[], tuple[Tensor, Tensor]]
-    room: int  # how many more updates make a step, this one among them
-    total: float  # what those in the buffer count for
+    room: int  # how many more updates make a step, this one included
+    total: float  # the sum of the weights of the updates in the buffer
 
 
 class Findings(Protocol):
-    """What Python found out about an update, for the engine (csrc/engine/extension.h). None: what the engine knows."""
+    """Python's results for one update, for the engine (csrc/engine/extension.h). None: the engine's own value."""
 
-    update: Pieces | None  # to step along, in place of the one that came
+    update: Pieces | None  # the vector to step along, in place of the update
     norm: float | None
     weight: float | None
-    reported_weight: float | None  # for the receipt, if the step uses another one
+    reported_weight: float | None  # the weight in the receipt, if the step uses another weight
     share: float | None
-    waits: bool  # the model does not step
-    gain: float | None  # of its clipping, which is done already
+    waits: bool  # whether the model does not step
+    gain: float | None  # the factor of clipping that Python has already done
     moves: list[Move] | None
-    finish: Callable[[Tensor], object] | None  # works on the next version, before anybody has it
+    finish: Callable[[Tensor], object] | None  # changes the next version in place, before anybody has it
 
 
 class DirectionState:
@@ -90,7 +90,7 @@ class DirectionState:
         self.native = native
 
     def before(self, arrival: Arrival, findings: Findings) -> None:
-        """Set what Python adds to an update.
+        """Set Python's results for an update in ``findings``.
 
         This method may raise. It must not change any visible state.
         """
@@ -103,7 +103,7 @@ class DirectionState:
         return True
 
     def state_dict(self, *, rows: bool = True) -> State:
-        """Plain data and tensors; tensors may be shared. ``rows``: with the rows of a client cache."""
+        """Return the state as plain data and tensors, which may be shared. ``rows``: with a client cache's rows."""
         return dict(self.native.state())
 
     def load_state_dict(self, state: State) -> None:
@@ -116,7 +116,7 @@ class Direction(RulePart):
     """Base class of the directions. A user's own defines :meth:`combine`. The package's directions have kernels.
 
     Attributes:
-        kind: ``delta``, ``x_i^K - x_s``, which is added to the model, or ``gradient``, which is subtracted.
+        kind: ``delta`` or ``gradient``. A delta, ``x_i^K - x_s``, is added to the model. A gradient is subtracted.
         needs_base: whether an update is combined with the version that it was trained from. The server then keeps
             this version while a client may answer it.
         measures: whether :class:`Arrival` must hold the cosine. Versions are then kept as with ``needs_base``.
@@ -126,8 +126,9 @@ class Direction(RulePart):
         reads_momentum: whether an update is combined with the optimizer's m.
         in_kernels: whether one pass computes the direction and the step, so that no Python can run in between.
         counts: whether :class:`fastagg.Facts` must hold how often a client has taken part.
-        takes: what clients send besides an update, ``receive(..., extra=)``: names and numbers of elements; None: d.
-        clients: number of clients, if the direction keeps data for each; else None.
+        takes: the vectors that clients send besides an update (``receive(..., extra=)``): their names and numbers of
+            elements. None: d elements.
+        clients: the number of clients if the direction keeps data for each, else None.
     """
 
     kind: Kind = field(default="delta", kw_only=True)
@@ -147,7 +148,7 @@ class Direction(RulePart):
 
     @property
     def counts_clients(self) -> bool:
-        """Whether each client may have one answer in a step, because the rule's words are of clients."""
+        """Whether each client may have only one answer in a step, because the rule is defined over clients."""
         return False
 
     @property
@@ -179,17 +180,17 @@ class Direction(RulePart):
         Args:
             update: fp32 [d], already clipped and weighted. Do not change it.
             facts: see :class:`fastagg.Facts`.
-            state: what this method returned last. {} at first.
+            state: the state that this method returned last. {} at first.
 
         Returns:
-            The direction, fp32 [d], with the sign of the updates, or None to wait for more updates; and the new state.
+            The direction, fp32 [d], with the sign of the updates, or None to wait for more updates. And the new state.
         """
         raise NotImplementedError(f"{type(self).__name__} is no direction of its own")
 
     def send(self, client: int | str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what goes with a client's next task besides the model (:attr:`fastagg.Dispatch.extra`): tensors by
-        name, which nobody changes afterwards. ``state`` is what :meth:`combine` returned last; it has what the server
-        keeps of each client, under names of your choice."""
+        """Return the tensors, by name, that go with a client's next task besides the model
+        (:attr:`fastagg.Dispatch.extra`). Nobody may change them afterwards. ``state`` is the last state from
+        :meth:`combine`. It holds what the server keeps for each client, under names of your choice."""
         return {}
 
     def start(self, material: Material) -> DirectionState:
@@ -207,7 +208,7 @@ class Direction(RulePart):
 
 @dataclass(frozen=True)
 class PerClient(Direction):
-    """Base class of the directions that keep something of each client, in kernels. Client ids are 0..n-1."""
+    """Base class of the directions that keep data for each client, with kernels. Client ids are 0..n-1."""
 
     num_clients: Annotated[int, SettingRule(least=1, most=2**31 - 1)]
     in_kernels: ClassVar[bool] = True
@@ -218,7 +219,7 @@ class PerClient(Direction):
 
 
 class SumState(DirectionState):
-    """A sum over clients, and what the engine knows of each of them.
+    """A sum over clients, and the engine's data about each of them.
 
     Attributes:
         sum: the vector, [d].
@@ -300,5 +301,5 @@ class OwnState(DirectionState):
 
 
 def resummation_of(cache: ClientCache, material: Material) -> Native:
-    """What keeps a sum over the cache's rows from drifting."""
+    """Return the object that keeps a sum over the cache's rows from drifting."""
     return native.engine.Resummation(cache.native, memory=material.memory, owner=cache)

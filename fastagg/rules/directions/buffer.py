@@ -16,7 +16,7 @@ from fastagg.rules.names import Overflow
 from fastagg.rules.privacy import Gaussian, privacy_of
 from fastagg.rules.staleness import Staleness
 
-# Settings of a buffer that is nothing but a sum, and what others do.
+# The settings with which a buffer is more than a sum of updates, and why.
 _SUMS_ALONE = {
     "at_least": "steps with an update only, so its rounds end when they are full",
     "normalize": "divides by what its updates count for",
@@ -26,7 +26,7 @@ _DIVISORS: dict[str | float, float | str] = {"buffer": 0.0, "weights": -1.0}
 
 
 class RoundSettings(TypedDict, total=False):
-    """When a round ends: keyword arguments of :class:`Buffer`, which presets pass on."""
+    """The settings of when a round ends: keyword arguments of :class:`Buffer`, which presets pass on."""
 
     overflow: Overflow
     at_least: Count | None
@@ -41,21 +41,21 @@ class Buffer(Direction):
 
     Args:
         size: M, updates per step, >= 1. None: all that arrive until :meth:`fastagg.Server.close_round`.
-        overflow: ``take`` or ``close``: what a sum of several clients does that is larger than what is left of M. (Sums
-            come with :meth:`fastagg.Server.receive_partial`.) ``take``: the step is along the mean of all, so of more
-            than M. ``close``: first a step along what has come, then the sum begins the next round. It is one version
-            older by then. A sum larger than M is a round of its own.
+        overflow: ``take`` or ``close``: how a sum of several clients (:meth:`fastagg.Server.receive_partial`) is
+            handled if it has more updates than the round still needs. ``take``: the step is along the mean of all of
+            them, so of more than M. ``close``: the server first steps along the updates that have come. The sum then
+            begins the next round, one version older. A sum of more than M updates is a round of its own.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not. (The quorum
-            and the grace window of Decoupled DiLoCo, arXiv 2604.21428.) The next ``dispatch`` or ``receive`` after
-            that time takes the step first; so does ``close_round(if_due=True)``. Time is this process' monotonic clock;
-            after a restart the window begins again. The step is an operation of the log, so no clock affects a replay.
-        normalize: ``buffer``, ``weights`` or a number: what the sum is divided by. ``buffer``: the number of its
-            updates (of their samples with ``weighting="samples"``), so staleness makes the step shorter (FedBuff's
-            paper, FLARE). ``weights``: the sum of the weights, samples times staleness (FLSim). A number: itself, > 0.
-            Then every update counts for its share among all clients: the number of clients, or of all clients' samples
-            (APPFL); 1 leaves the sum.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client. On the
-            CPU.
+            and the grace window of Decoupled DiLoCo, arXiv 2604.21428.) The next ``dispatch`` or ``receive`` after that
+            time takes the step first, as does ``close_round(if_due=True)``. Time is this process' monotonic clock.
+            After a restart the window begins again. The step is an operation of the log, so no clock affects a replay.
+        normalize: the divisor of the sum: ``buffer``, ``weights`` or a number. ``buffer``: the number of its updates
+            (of their samples with ``weighting="samples"``), so staleness makes the step shorter (FedBuff's paper,
+            FLARE). ``weights``: the sum of the weights, samples times staleness (FLSim). A number > 0: the number
+            itself. With the number of all clients, or of all their samples, every update counts for its share among all
+            clients (APPFL). With 1 the step is along the sum.
+        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client. Only
+            on the CPU.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -78,7 +78,7 @@ class Buffer(Direction):
     normalize: Literal["buffer", "weights"] | Divisor = field(default="buffer", kw_only=True)
     privacy: Gaussian | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
-    ends_early: ClassVar[bool] = True  # whether a step may be made without an update
+    ends_early: ClassVar[bool] = True  # whether a step may happen without a new update
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,7 +112,7 @@ class Buffer(Direction):
 
 
 def check_window(example: str, size: int | None, at_least: int | None, grace: float | None) -> None:
-    """Refuse what does not say when a round of ``size`` updates ends early. ``example``: how a call of it begins."""
+    """Refuse settings that leave open when a round ends early. ``example`` is the beginning of a correct call."""
     if (at_least is None) != (grace is None):
         missing, partner = ("grace", "at_least") if grace is None else ("at_least", "grace")
         raise ConfigError(f"{missing}: needed with {partner}; write {example}, at_least=80, grace=30.0)")

@@ -19,7 +19,7 @@ from fastagg.storage.cache import ClientCache
 class Calibrated(PerClient):
     """``D = h + sum(Delta_i - h_i)/|S|`` over M updates, then ``h_i = Delta_i``, ``h = mean_i h_i``.
 
-    CA2FL, the ACE paper's Algorithm a.3; S is the set of distinct clients in the buffer.
+    CA2FL, the ACE paper's Algorithm a.3. S is the set of distinct clients in the buffer.
 
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
@@ -52,8 +52,7 @@ class _CalibratedState(SumState):
         slots = setting.num_clients + min(setting.size, setting.num_clients)
         size, device = material.size, material.device
         self.cache = ClientCache(size, slots, setting.cache, device, material.seed)
-        self.sum = memory.zeros(size, device)  # over the rows at the start of the round
-        # A buffer is required even if M = 1, where it is never read. The sum takes its place then.
+        self.sum = memory.zeros(size, device)  # the sum of the rows at the start of the round
         self.acc = memory.empty(size, device) if setting.size > 1 else self.sum
         self.resummation = resummation_of(self.cache, material)
         native_setting = native.engine.CalibratedSetting(

@@ -47,7 +47,7 @@ class _CosineState(BufferState):
 
     asks = True
     control = SwapCell[Tensor]()
-    change = SwapCell["Tensor | None"]()  # of the control variate, since the last step
+    change = SwapCell["Tensor | None"]()  # the change of the control variate since the last step
 
     def __init__(self, setting: CosineBuffer, material: Material) -> None:
         super().__init__(setting, material)

@@ -114,7 +114,7 @@ class EchoState(BufferState):
         assert isinstance(facts.client, int) and facts.base is not None
         own, after = arrival.statistics()
         watch = Stopwatch()
-        # The logits are of the client's trained model, so the update is not clipped here.
+        # The client's logits are those of its trained model, so the update is not clipped here.
         model = memory.empty(self.size, self.device)
         ops.step_(facts.base, facts.update, optimizer="sgd", lr=1.0, gain=self.setting.sign, out=model)
         self.student.bind(model, own)
@@ -129,7 +129,7 @@ class EchoState(BufferState):
             findings.finish = partial(self._finish, put, after, facts.version + facts.delay + 1, record, moves)
 
     def _finish(self, *arguments: Any) -> None:
-        # A program may be in the middle of torch.no_grad, inference_mode or autocast. The networks are not.
+        # The calling program may be in torch.no_grad, inference_mode or autocast. The networks must not be.
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
             self._distil(*arguments)
 
@@ -177,7 +177,7 @@ class EchoState(BufferState):
         moves.append((self, "record", after))
 
     def _batches(self, version: int) -> list[Tensor]:
-        """Yield Q batches. Every sample appears once, in a new order, before any appears again."""
+        """Return Q batches. Every sample appears once, in a new order, before any appears again."""
         samples, size = length(self.student.inputs), self.distill.batch_size
         size = min(size, samples)
         count = self.distill.steps or -(-samples // size)
@@ -189,9 +189,9 @@ class EchoState(BufferState):
         return batches[:count]
 
     def memory(self) -> dict[str, int]:
-        """``direction``: the buffer; ``logits``: the clients' and their sum.
+        """Return the bytes of the buffer (``direction``), and of the clients' logits and their sum (``logits``).
 
-        A teacher needs one more copy of the model for a moment. Distillation needs Adam's moments and the gradients.
+        Not included are temporary vectors: a copy of the model for a teacher, and Adam's moments and the gradients.
         """
         return {**super().memory(), "logits": self.teachers.nbytes()}
 
@@ -209,7 +209,7 @@ class EchoState(BufferState):
 
 
 def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:
-    """Which rows of logits belong to real tokens, bool [rows]. None if all do."""
+    """Return which rows of logits belong to real tokens, bool [rows]. None if all do."""
     mask = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
     if mask is None or rows_per_sample == 1 or mask.numel() != len(mask) * rows_per_sample:
         return None
@@ -217,7 +217,7 @@ def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:
 
 
 def _on(device: torch.device, targets: ops.SoftTargets, rows: Tensor) -> tuple[ops.SoftTargets, Tensor | None]:
-    """The teachers' rows on the student's device. Only rows on another device are moved."""
+    """Return the teachers' rows on the student's device, and the rows that are still to be picked."""
     if targets.probs.device == device:
         return targets, rows.to(device)
     return ops.SoftTargets(*(part[rows].to(device) for part in targets)), None

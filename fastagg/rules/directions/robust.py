@@ -1,4 +1,4 @@
-"""The direction that combines a step's updates by a robust rule, so that a few of them may be anything."""
+"""The direction that combines a step's updates by a robust rule, which tolerates a few arbitrary updates."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.directions.buffer import check_window
 from fastagg.rules.staleness import Staleness
 
-_FARTHEST = 10.0  # of running statistics from the clients' median, in median distances from it
+_FARTHEST = 10.0  # the most that running statistics may be from the clients' median, in median distances
 
 
 @dataclass(frozen=True)
 class Robust(Direction):
     """``D = rule(s(tau_1)*Delta_1, ..., s(tau_M)*Delta_M)``: up to f of the M clients in a step may send anything.
 
-    A client has one answer in a step; another one raises TooSoon.
+    A client has one answer in a step. A second one raises TooSoon.
 
-    The server keeps the updates of a round as they came, and combines them in the step's own pass: M times the memory
-    of an update. An update counts by its staleness alone: a number of samples could be a lie. Running statistics follow
-    the same rule (:meth:`statistics`).
+    The server keeps the updates of a round as they came, which takes M times the memory of an update, and combines them
+    in the step's own pass. Only staleness weighs an update, because a client could lie about its number of samples.
+    Running statistics follow the same rule (:meth:`statistics`).
 
     Args:
         rule: ``median``, ``trimmed``, ``mean_around_median``, ``krum``, ``multi_krum``, ``geometric_median`` or
-            ``centered_clip``; :func:`fastagg.ops.combine` says what they are, and what these settings are: ``trim``,
-            ``f``, ``keep``, ``radius``, ``iterations``, ``smoothing``.
+            ``centered_clip``; :func:`fastagg.ops.combine` defines them and their settings ``trim``, ``f``, ``keep``,
+            ``radius``, ``iterations`` and ``smoothing``.
         size: M, updates per step, 1..1,024. None: all that arrive until :meth:`fastagg.Server.close_round`.
         synchronous: whether all updates of a step must start from the current version, as with :class:`Cohort`.
         at_least, grace: as in :class:`Buffer`.
 
     Raises:
-        ConfigError: a setting is out of range, or more than M updates (or ``at_least``) bear.
+        ConfigError: a setting is out of range, or the rule does not work with M (or ``at_least``) updates.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), fastagg.Robust("median", 3))
@@ -72,7 +72,7 @@ class Robust(Direction):
     radius: Radius = field(default=DEFAULTS["radius"], kw_only=True)
     iterations: Iterations = field(default=DEFAULTS["iterations"], kw_only=True)
     smoothing: Smoothing = field(default=DEFAULTS["smoothing"], kw_only=True)
-    synchronous: bool = field(default=False, kw_only=True)  # type: ignore[misc]  # of the other directions a class says it
+    synchronous: bool = field(default=False, kw_only=True)  # type: ignore[misc]  # elsewhere a ClassVar
     at_least: Count | None = field(default=None, kw_only=True)
     grace: NotNegative | None = field(default=None, kw_only=True)
     buffered: ClassVar[bool] = True
@@ -98,16 +98,16 @@ class Robust(Direction):
         return {name: getattr(self, name) for name in DEFAULTS}  # type: ignore[return-value]
 
     def statistics(self, rows: Sequence[Tensor], own: Tensor, shares: Sequence[float]) -> Tensor:
-        """Return what the rule makes of the running statistics of a step's clients.
+        """Return the running statistics that the rule makes from those of a step's clients.
 
         A rule that combines elements combines these as well. A rule that compares updates gives each client's
-        statistics the share of its update. Because it has compared updates and no statistics, none counts as farther
-        from the clients' median than ten median distances, element by element.
+        statistics the share of its update. The rule has compared updates, not statistics. So each statistic is limited,
+        element by element, to ten median distances from the clients' median.
 
         Args:
-            rows: every client's, in the order of ``shares``, fp32 on the CPU.
-            own: the server's, which have the share that is left.
-            shares: what every update counts for. Empty: the rule combines elements.
+            rows: every client's statistics, in the order of ``shares``, fp32 on the CPU.
+            own: the server's statistics, which get the remaining share.
+            shares: the weight of every update. Empty: the rule combines elements.
         """
         if not own.numel():
             return own

@@ -34,21 +34,21 @@ class Aligned(Single):
     arXiv 2606.00271, Eqs. 7 to 15. For a tensor D of the update and its momentum m: ``c = cos(D, m)`` and
     ``conf = |D|/(|D| + kappa*|m| + eps)``. Then D becomes
 
-    - ``D`` if ``c >= c_ok``, or if one of both is shorter than ``eps``;
+    - ``D`` if ``c >= c_ok``, or if D or m is shorter than ``eps``;
     - ``D - beta*c*|D|*m/|m|`` with ``beta = min(-k_s*c*conf, beta_max)`` if ``c < 0``;
     - ``|D|*u/|u|`` with ``u = (1-l)*D/|D| + l*m/|m|`` and ``l = min(k_d*(1-c)*conf, 1)`` in between.
 
-    The norms and products are found in the pass that reads the update, and the turn is two factors in the step. It
-    needs an optimizer with a momentum in fp32. A part of a model has whole tensors, so the rule of
-    parts is that of the whole. An update is clipped before, and weighed by its staleness after it is turned.
+    The pass that reads the update computes the norms and products, and the turn is two factors in the step. The
+    optimizer needs a momentum in fp32. On a part of a model the rule gives the same result as on the whole, because
+    parts have whole tensors. An update is clipped before it is turned, and weighed by its staleness afterwards.
 
     Args:
         rho: the weight of an arrival, > 0; the paper recommends ``1/sqrt(K)`` for K workers.
-        c_ok: from this cosine on a tensor stays, in [0, 1].
-        k_s, beta_max: how strongly a tensor against the momentum shrinks, >= 0, and at most.
+        c_ok: a tensor with at least this cosine is not changed, in [0, 1].
+        k_s, beta_max: how strongly the part of a tensor against the momentum shrinks, >= 0, and its limit.
         k_d: how strongly others are rotated, >= 0.
         kappa: how much the momentum's length counts in the confidence, >= 0.
-        eps: a norm that counts as zero, > 0.
+        eps: norms below it count as zero, > 0.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(2), fastagg.Aligned(), fastagg.Nesterov(lr=1.0, momentum=0.5))
