@@ -7,7 +7,7 @@ namespace fastagg {
 bool ClientId::operator<(const ClientId& other) const {
   if (kind == kName || other.kind == kName) {
     if (kind != other.kind) return kind != kName;
-    return name < other.name;  // UTF-8 sorts as its code points do
+    return name < other.name;  // UTF-8 sorts as code points do
   }
   if (kind != other.kind) return kind == kNumber;
   if (kind == kLarge) return static_cast<uint64_t>(number) < static_cast<uint64_t>(other.number);

@@ -1,4 +1,5 @@
-// Why a call is refused. The state is then as it was before the call. The bindings give each reason its Python error.
+// The reasons for which a call is refused. The state is then as before the call. The bindings map each reason to a
+// Python error.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ enum class Why {
   kTooSoon,  // a client takes part too often
   kReentered,
   kOtherProcess,
-  kRetired,  // another engine has taken this one's place; the caller goes there
+  kRetired,  // another engine has replaced this one; the caller must use that one
   kNotFinite,
   kTooLarge,
   kSetting,     // an argument or a setting that does not fit the rule
@@ -29,11 +30,11 @@ enum class Why {
 class Refusal : public std::runtime_error {
  public:
   Refusal(Why reason, const std::string& text) : std::runtime_error(text), why(reason) {}
-  // kAlreadyCounted, where the outcome of the first answer is known
+  // kAlreadyCounted, if the outcome of the first answer is known
   Refusal(int64_t came_to, bool changed, const std::string& text)
       : std::runtime_error(text), why(Why::kAlreadyCounted), version(came_to), applied(changed) {}
   Why why;
-  int64_t version = -1;  // -1: not known
+  int64_t version = -1;  // -1: unknown
   bool applied = false;
 };
 

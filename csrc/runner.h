@@ -1,5 +1,5 @@
-// A server's kernels. On the processor they run when they are called. On a device they are written down, and start
-// together (engine/device.h).
+// Runs a server's kernels. On the CPU they run when they are called. On a device they are collected, and start together
+// (engine/device.h).
 #pragma once
 
 #include <vector>
@@ -12,9 +12,9 @@ class Runner {
  public:
   virtual ~Runner() = default;
   virtual void step(const Update& update, const Direction& direction, const Optimizer& optimizer) = 0;
-  // [count, count], in double, on the diagonal and above it: the sums over all elements of the products of two updates,
-  // each times what it is multiplied by; if `apart`, of the squares of their differences. `wanted`, [count, count]: the
-  // pairs; null: all. At once, everywhere.
+  // Returns sums over all elements as [count, count] doubles, on and above the diagonal: of the products of two
+  // updates, each with its factor, or if `apart` of the squares of their differences. `wanted`, [count, count], selects
+  // the pairs; null selects all. Runs at once, also on a device.
   virtual std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted,
                                         bool apart) = 0;
   virtual void accumulate(const Update& update, const float* acc, double weight, float* out) = 0;

@@ -1,4 +1,4 @@
-// What clients answer, and the ends of rounds. An answer in a usual form is read, taken and acknowledged in one call.
+// Binds answers, and the ends of rounds. An answer in a usual form is read, taken and acknowledged in one call.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -20,7 +20,7 @@ using engine::Answer;
 using engine::Engine;
 using engine::Numbers;
 
-// A receipt that is made before its answer is taken.
+// Makes a receipt before its answer is taken.
 py::object made_for(ServerObject& server, py::handle client, const Answer& answer) {
   py::object receipt = make<ReceiptObject>(server.receipts());
   receipt_in(receipt)->client = plain(client, answer.client).release().ptr();
@@ -37,7 +37,7 @@ void fill(ServerObject& server, const py::object& receipt, const Answer& answer)
   }
 }
 
-// Waits until the records of these answers are on the disk, as far as their senders wait for it.
+// Waits until those records are on the disk for which the senders wait.
 void wait_for_disk(const ServerObject& server, const Answer* answers, size_t count) {
   if (!server.log) return;
   uint64_t last = 0;
@@ -46,7 +46,7 @@ void wait_for_disk(const ServerObject& server, const Answer* answers, size_t cou
   if (last > 0) server.log->wait(last);
 }
 
-// Reports how long answers took, if somebody wants to know. The answers count already, so nothing here may fail.
+// Reports how long answers took, if a callback is set. The answers count already, so nothing here may fail.
 class AnswerTimer {
  public:
   AnswerTimer(const ServerObject& server, size_t count) : server_(server), on_(server.slow < HUGE_VAL) {
@@ -65,7 +65,7 @@ class AnswerTimer {
     try {
       server_.tell(took.count() - waited, waited, delays_, tasks_);
     } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_Exception)) throw;  // a signal's, such as KeyboardInterrupt
+      if (!error.matches(PyExc_Exception)) throw;  // a signal handler's, such as KeyboardInterrupt
       error.discard_as_unraisable("the report of a slow update");
     } catch (const std::bad_alloc&) {  // memory is short: this report is left out
     }
@@ -74,20 +74,19 @@ class AnswerTimer {
  private:
   const ServerObject& server_;
   const bool on_;
-  std::vector<int64_t> delays_, tasks_;  // of each answer; 0: of no task
+  std::vector<int64_t> delays_, tasks_;  // by answer; 0: it had no task
   std::chrono::steady_clock::time_point begun_;
   double waited_ = 0.0;
 };
 
-// Warns of what a client did. The answers count already, so a filter that makes errors of warnings does not make one of
-// this.
+// Warns about a client. The answers count already, so a filter that turns warnings into errors must not raise one here.
 void warn(const ClientId& client, const char* what) {
   const std::string text = "client " + shown(client) + what;
   try {
     py::module_::import("fastagg._checks").attr("warn")(text);
   } catch (py::error_already_set& error) {
     if (error.matches(PyExc_KeyboardInterrupt)) {
-      PyErr_SetInterrupt();  // it comes again when the answers' outcomes are with the caller
+      PyErr_SetInterrupt();  // raised again once the caller has the answers' outcomes
     } else {
       error.discard_as_unraisable(text.c_str());
     }
@@ -112,13 +111,13 @@ Engine::Result receive(ServerObject& server, Answer* answers, size_t count) {
   return result;
 }
 
-// An answer's numbers, if Python has read them; null: it has not.
+// An answer's numbers, if Python has read them, else null.
 const Numbers* numbers_in(py::handle numbers) {
   static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(py::type::of<Numbers>().ptr());
   return Py_TYPE(numbers.ptr()) == type ? py::cast<const Numbers*>(numbers) : nullptr;
 }
 
-// None: they are refused by name, or of a type of its own that Python reads.
+// The number of samples; None if only Python can read it, or refuses it by name.
 std::optional<double> samples_of(py::handle samples) {
   if (samples.is_none()) return std::nan("");
   double count = -1.0;
@@ -132,7 +131,7 @@ std::optional<double> samples_of(py::handle samples) {
   return std::nullopt;
 }
 
-// Reads an answer's numbers. False: only Python can.
+// Reads an answer's numbers. False: only Python can read them.
 bool read_update(ServerObject& server, py::handle update, Arrays& arrays, Answer& answer) {
   if (const Numbers* const numbers = numbers_in(update)) {  // Python has read it
     static_cast<Numbers&>(answer) = *numbers;
@@ -142,7 +141,7 @@ bool read_update(ServerObject& server, py::handle update, Arrays& arrays, Answer
   const UpdateReader::UpdateForm form = server.reader->read(update, arrays, answer);
   if (form == UpdateReader::UpdateForm::kNo) return false;
   if (server.device >= 0) {
-    // Python joins many pieces, sends much, and copies for a log.
+    // Leaves to Python: joining many pieces, sending large updates, and copies for a log.
     constexpr int64_t kMostSent = int64_t{1} << 18;
     if (answer.reported) return false;
     if (arrays.on_device() ? static_cast<bool>(server.log) || answer.update.pieces.size() > cuda::kMostPieces
@@ -158,7 +157,7 @@ bool read_update(ServerObject& server, py::handle update, Arrays& arrays, Answer
 // The fields of a fastagg.Answer (fastagg/server/answers.py), which is a tuple.
 PyObject* const* fields_of(const py::object& answer) { return &PyTuple_GET_ITEM(answer.ptr(), 0); }
 
-// Whether an answer has no more than `read` knows: a kind, a task of a trained model, control, extra, measures.
+// Whether an answer has only the fields that `read` knows, without kind, sent, control, extra, measures and still.
 bool is_plain(const py::object& answer) {
   PyObject* const* const fields = fields_of(answer);
   return std::all_of(fields + 7, fields + 11, [](PyObject* field) { return field == Py_None; }) &&
@@ -179,9 +178,9 @@ bool read(ServerObject& server, PyObject* const* arguments, Arrays& arrays, Answ
   return true;
 }
 
-// The current exception as the outcome of an answer. What is no error of this package, such as Ctrl-C, is raised. If
-// answers before it have counted and there is no memory left, the outcome is `no_memory`: Python could not raise an
-// error that has theirs.
+// Turns the current exception into the outcome of an answer. Any other exception than this package's, such as Ctrl-C,
+// is raised. If earlier answers have counted and no memory is left, the outcome is `no_memory`, because Python could
+// not raise an error that carries their outcomes.
 py::object outcome_of_exception(bool counted = false, const py::object& no_memory = {}) {
   set_error_of_current_exception();
   if (counted && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) {
@@ -193,26 +192,26 @@ py::object outcome_of_exception(bool counted = false, const py::object& no_memor
   throw raised;
 }
 
-// Answers that are read, and what Python's objects they are to be.
+// Answers that have been read, and the Python objects for their outcomes.
 struct Batch {
   std::deque<Arrays> arrays;
   std::vector<Answer> answers;
   std::vector<py::object> receipts;
-  std::vector<py::object> refusals;  // of what could not be read; null: it could
+  std::vector<py::object> refusals;  // of answers that could not be read; null: this one could
   py::list outcomes;                 // the caller's list, which grows with each outcome
-  size_t first = 0;                  // of its outcomes
+  size_t first = 0;                  // its first outcome's place in the list
 
   size_t size() const { return answers.size(); }
   void set(size_t place, const py::object& outcome) { outcomes[first + place] = outcome; }
 };
 
-// Answers up to the next one that could not be read.
+// The end of the answers from `begin` on that could be read.
 size_t readable(const Batch& batch, size_t begin) {
   while (begin < batch.size() && !batch.refusals[begin]) ++begin;
   return begin;
 }
 
-// Takes all answers: a receipt or an error for each. The lock may refuse some, too.
+// Takes all answers, and sets a receipt or an error for each. The lock may also refuse some.
 void receive_all(ServerObject& server, Batch& batch) {
   const size_t count = batch.size();
   std::vector<Answer>& answers = batch.answers;
@@ -277,8 +276,8 @@ PyObject* take(ServerObject& server, PyObject* const* args) {
   return receipt.release().ptr();
 }
 
-// Arguments: a list of fastagg.Answer; the function that reads one in Python, for those that only Python can read; the
-// list that outcomes are added to.
+// Arguments: a list of fastagg.Answer; the function that reads an answer that only Python can read; the list to which
+// outcomes are added.
 PyObject* take_many(ServerObject& server, PyObject* const* args) {
   const py::handle read_in_python(args[1]);
   Batch batch;
@@ -301,14 +300,15 @@ PyObject* take_many(ServerObject& server, PyObject* const* args) {
     batch.refusals.push_back(refusal);
   }
   close_if_due(server);
-  for (size_t i = 0; i < batch.size(); ++i) batch.outcomes.append(py::none());  // memory, before the first one counts
+  for (size_t i = 0; i < batch.size(); ++i)
+    batch.outcomes.append(py::none());  // allocated before the first answer counts
   receive_all(server, batch);
   return Py_NewRef(Py_None);
 }
 
 py::object close_round(ServerObject& server, bool if_due) {
   engine::Receipt receipt;
-  py::float_ rate(0.0);  // made before: nothing may fail after the step
+  py::float_ rate(0.0);  // made in advance, because nothing may fail after the step
   {
     const GilRelease released(server.is_long());
     with_engine(server, [&](Engine& engine) { return engine.close_round(&receipt, if_due); });
@@ -340,13 +340,13 @@ void bind_numbers(py::module_& m) {
       .def(py::init<const std::vector<std::tuple<py::object, UpdateReader::ShapeVector, ArrayRole>>&, bool, py::object,
                     double, int64_t>(),
            by_name, arg("parts"), arg("named"), arg("whole"), arg("limit"), arg("size"));
-  // of an answer that Python has read; who sent it, and for which task, are arguments of `receive`
+  // the numbers of an answer that Python has read; the client and the task are arguments of `receive`
   py::class_<Numbers>(m, "Numbers")
       .def_readwrite("reported", &Numbers::reported)
       .def_readwrite("blob", &Numbers::blob)
       .def_readwrite("is_private", &Numbers::is_private)
       .def_readwrite("still", &Numbers::still)
-      // None: it is a difference already
+      // with None, the numbers are a difference already
       .def("less",
            [](Numbers& numbers, const py::object& task) {
              numbers.kind = Numbers::kModel;
@@ -368,7 +368,7 @@ void bind_numbers(py::module_& m) {
              answer.on_host = update_of(pieces.attr("native")), answer.on_host_owner = owner_of(pieces);
            })
       .def("from_host", &stay_in_host);
-  // a function, because of memory that runs out (extension.cpp)
+  // a function and not a constructor, so that it may run out of memory (extension.cpp)
   m.def(
       "numbers",
       [](const py::object& pieces) {

@@ -22,8 +22,8 @@ std::vector<T> vector_from(const py::object& object) {
   return {array.data(), array.data() + array.size()};
 }
 
-// The fields of a state as a dict, and back. Loading throws std::invalid_argument, or what Python raises for data of
-// another kind.
+// Saves the fields of a state to a dict, and loads them from it. Loading throws std::invalid_argument, or a Python
+// error for data of a wrong type.
 py::dict saved(const std::function<void(engine::Archive&)>& fields);
 void load(const py::dict& state, const std::function<void(engine::Archive&)>& fields);
 

@@ -13,7 +13,7 @@
 namespace fastagg::bindings {
 namespace {
 
-// -- DLPack's structs, as its specification has them ----------------------------------------------------------------
+// -- DLPack's structs, as in its specification ----------------------------------------------------------------------
 
 struct DlpackDevice {
   int32_t type, id;
@@ -68,7 +68,7 @@ struct DlpackExchange {
 constexpr int32_t kHost = 1;
 #if defined(FASTAGG_CUDA_EMULATED)
 constexpr int32_t kCuda =
-    kHost;  // the emulated device has torch's tensors in host memory, and NumPy's arrays are not on it
+    kHost;  // the emulated device's tensors are torch's in host memory; NumPy's arrays are not on it
 #else
 constexpr int32_t kCuda = 2;
 #endif
@@ -126,7 +126,7 @@ py::object made(store::Owner owner, void* data, int64_t count, ElementType eleme
   const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&held->shell, "dltensor", nullptr));
   if (!capsule) throw py::error_already_set();
   object = PyObject_CallOneArg(torch.from_dlpack, capsule.ptr());
-  // torch has taken it, and has renamed the capsule
+  // torch has renamed the capsule, and now owns the tensor
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor") == 0) held.release();
   if (object == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
@@ -223,7 +223,7 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, p
 py::object tensor_of(const store::Owner& owner, void* data, int64_t count, ElementType element) {
   PyObject* const object = object_of(owner);
   const bool bytes = object != nullptr && ask(object, torch.element_size) == 1;
-  // a vector that came from Python; what torch allocated for a device is bytes
+  // a vector that came from Python, unlike the bytes that torch allocates for a device
   if (object != nullptr && !(bytes && element == ElementType::kFloat32))
     return py::reinterpret_borrow<py::object>(object);
   if (data == nullptr || count == 0) return made(owner, data, count, element);
@@ -246,7 +246,7 @@ py::list tensors_in(const store::Owner& owner, const Update& update, bool stored
                         : py::cast(encoded));
     return piece;
   }
-  // not the owner itself, which may be Python's object of all pieces
+  // not the owner itself, because that may be the Python object of all pieces
   const store::Owner all = std::make_shared<store::Owner>(owner);
   py::list list;
   for (Piece piece : update.pieces) {
@@ -307,12 +307,12 @@ bool look(py::handle array, ArrayMemory& memory) {
 }
 
 bool is_plain(py::handle array, const ArrayMemory& memory) {
-  if (ask(array.ptr(), torch.is_neg) != 0) return false;  // the imaginary part of a conjugate
+  if (ask(array.ptr(), torch.is_neg) != 0) return false;  // negative, as the imaginary part of a conjugate is
   if (memory.size == 0) return true;
   const py::object storage = storage_of(array);
   if (!storage) return false;
   const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(array.ptr(), torch.offset);
-  return begin >= 0 && held >= width_of(memory.element) * (begin + memory.size);  // less after resize_
+  return begin >= 0 && held >= width_of(memory.element) * (begin + memory.size);  // resize_ may have made it smaller
 }
 
 bool has_memory(py::handle array, const ArrayMemory& memory) {
@@ -362,7 +362,7 @@ void* current_stream(int32_t device) {
   if (torch.exchange != nullptr && torch.exchange->stream != nullptr &&
       torch.exchange->stream(kCuda, device, &current) == 0)
     return current;
-  const GilHolder held;  // an older torch
+  const GilHolder held;  // older versions of torch
   const py::object stream = py::module_::import("torch.cuda").attr("current_stream")(device);
   return reinterpret_cast<void*>(py::cast<uintptr_t>(stream.attr("cuda_stream")));
 #endif

@@ -26,22 +26,22 @@ enum class ElementType {
   kFloat64,
   kBytes,
   kOther
-};  // the first ones as in Dtype
+};  // the first ones have the same values as Dtype
 
-// The 1-D host tensor of `count` elements in memory of this owner, which the tensor holds. As long as somebody holds
-// the tensor, this is the same object. For memory that Python owns it is the owner.
+// A 1-D host tensor of `count` elements in this owner's memory. The tensor keeps the owner alive. As long as it lives,
+// every call returns the same object. For memory that Python owns, it is the owning object.
 py::object tensor_of(const store::Owner& owner, void* data, int64_t count, ElementType element);
 inline py::object tensor_of(const store::Vector& vector, int64_t count) {
   return tensor_of(vector.owner, vector.data, count, static_cast<ElementType>(static_cast<int>(vector.dtype)));
 }
-// A tensor of torch's, fp32 or bf16, as a vector of the engine's. None: no vector.
+// Returns torch's tensor, fp32 or bf16, as a vector of the engine. None: an empty vector.
 store::Vector vector_of(const py::object& tensor);
 
-// Whether torch can take a capsule of DLPack, or refuses it. Of a negative stride or size, or of one beyond 2^63, torch
-// makes an exception that ends the process.
+// Whether torch can take a DLPack capsule, or refuses it properly. For a negative stride or size, or one above 2^63,
+// torch raises an exception that ends the process.
 bool is_fit_for_torch(py::handle capsule);
 
-// The pieces of an update as such tensors; of an encoded one, the Encoded. `stored`: or its bytes.
+// The pieces of an update as such tensors. For an encoded update: the Encoded, or its bytes if `stored`.
 py::list tensors_in(const store::Owner& owner, const Update& update, bool stored = false);
 
 // A torch tensor's memory, as torch describes it.
@@ -52,22 +52,24 @@ struct ArrayMemory {
   int64_t size;  // elements
   ElementType element;
   bool on_host, in_order;
-  int32_t device;  // the CUDA device that it is on; negative: none
+  int32_t device;  // the CUDA device that holds it; negative: none
 };
-// False: Python has to look. It is not of torch's own classes, has no memory of its own, or torch has no table.
+// False: Python must look at the array. It is not of torch's own classes, has no memory of its own, or torch has no
+// table.
 bool look(py::handle array, ArrayMemory& memory);
-// Whether the elements can be read as they lie: the storage was not freed or made smaller, and no bit negates them.
+// Whether the elements can be read in place: the storage was not freed or made smaller, and torch does not negate them
+// lazily.
 bool is_plain(py::handle array, const ArrayMemory& memory);
-// Whether there is memory at all: a freed storage begins at zero, and a view behind it. It takes a fifth of `is_plain`.
+// Whether there is memory at all: a freed storage begins at address zero. This takes a fifth of the time of `is_plain`.
 bool has_memory(py::handle array, const ArrayMemory& memory);
 
-// Torch's current stream of a CUDA device, for this thread.
+// Torch's current stream for this thread on a CUDA device.
 void* current_stream(int32_t device);
 
 // Holds Python arrays for as long as their elements are read.
 class Arrays {
  public:
-  // `device`: torch's tensors may also lie on this CUDA device, but then all of them do.
+  // `device`: torch's tensors may also be on this CUDA device, but then all of them must be.
   explicit Arrays(int32_t device = -1) : device_(device) {}
   Arrays(const Arrays&) = delete;
   Arrays& operator=(const Arrays&) = delete;
@@ -78,8 +80,8 @@ class Arrays {
   const void* add(py::handle array, ElementType element, const int64_t* shape, int32_t dims);
 
   bool on_device() const { return lies_ == kDevice; }
-  // The arrays on the device, for whoever keeps them until kernels have read them. Torch is told of large ones, too,
-  // which nobody should keep longer: their memory is not given to others before (record_stream).
+  // Returns an owner that keeps the device arrays until kernels have read them. Large ones should not be kept longer
+  // than needed, so torch is told instead not to reuse their memory before (record_stream).
   store::Owner owner(int64_t nbytes) const;
 
  private:

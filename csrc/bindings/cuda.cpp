@@ -1,4 +1,4 @@
-// Binds the CUDA kernels as `_native.cuda`: with the CPU functions' structs, CUDA's own, and the device and stream.
+// Binds the CUDA kernels as `_native.cuda`. They take the CPU functions' structs, CUDA's own, and a device and stream.
 #include "../cuda/cuda.h"
 
 #include "structs.h"
@@ -98,7 +98,7 @@ void bind_cuda(py::module_& m) {
     return std::make_tuple(driver.devices, driver.version, driver.words);
   });
 #if defined(FASTAGG_CUDA_EMULATED)
-  m.attr("cuda_emulated") = true;  // built with tests/emulation, for tests
+  m.attr("cuda_emulated") = true;  // in builds with tests/emulation, for tests
   bind_emulation(m);
 #else
   m.attr("cuda_emulated") = false;

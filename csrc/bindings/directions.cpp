@@ -1,4 +1,4 @@
-// Binds the states of directions, the rows of clients, and where they are. fastagg/rules makes them.
+// Binds the states of directions, clients' rows, and their memory. fastagg/rules makes them.
 #include "../engine/aligned.h"
 #include "../engine/all_clients.h"
 #include "../engine/buffers.h"
@@ -25,10 +25,10 @@ using py::arg;
 // -- memory and kernels
 
 #if defined(FASTAGG_CUDA)
-// Memory of a device. Torch allocates it, on the caller's current stream.
+// Memory on a device. Torch allocates it on the caller's current stream.
 class DeviceMemory : public store::Memory {
  public:
-  // `allocate(nbytes)` gives a tensor.
+  // `allocate(nbytes)` returns a tensor.
   DeviceMemory(int device, py::function allocate)
       : queue(cuda::queue_on(device)), device_(device), allocate_(owner_of(std::move(allocate))) {}
 
@@ -91,7 +91,7 @@ std::shared_ptr<CalibratedDirection> calibrated(double sign, const CalibratedDir
   return std::make_shared<CalibratedDirection>(sign, setting, rows, seed, at(sum), at(acc), std::move(resummation));
 }
 
-// name -> the settings that it has, and whether it compares whole updates
+// by name: a rule's settings, and whether it compares whole updates
 py::dict facts_of_rules() {
   py::dict facts;
   for (const RobustRule& rule : robust_rules())

@@ -1,4 +1,4 @@
-// Binds encoded updates: what fastagg/encoding makes, and pieces of updates hold.
+// Binds encoded updates, for fastagg/encoding and for pieces of updates.
 #include "../cpu/cpu.h"
 #include "../store/encoded.h"
 #include "host.h"
@@ -10,7 +10,7 @@ namespace {
 using py::arg;
 using store::Encoded;
 
-// `count`: of a top-k's values.
+// `count`: the number of values in a top-k.
 std::shared_ptr<Encoded> encode(const Update& update, const std::string& format, const std::string& values,
                                 int64_t count, const std::vector<int64_t>& ends, std::pair<uint64_t, uint64_t> key) {
   const GilRelease released;
@@ -24,7 +24,7 @@ std::shared_ptr<Encoded> encode(const Update& update, const std::string& format,
   return made;
 }
 
-// All bytes, which nobody may write to.
+// Returns all bytes as a read-only array.
 py::array bytes_of(const py::object& self) {
   const auto& encoded = py::cast<const Encoded&>(self);
   py::array_t<uint8_t> bytes({encoded.nbytes}, {int64_t{1}}, encoded.bytes, self);
@@ -43,7 +43,7 @@ py::list described(const std::vector<Encoded::Array>& arrays) {
 
 void bind_encoding(py::module_& to) {
   py::module_ m = to.def_submodule("encoding", "Encoded updates.");
-  py::dict formats;  // name -> whether it is unbiased, by the number in the header
+  py::dict formats;  // by name: whether the format is unbiased, in the order of the header's numbers
   for (int place = 0; place < WireFormats::kCount; ++place)
     formats[wire_facts(place).name] = wire_facts(place).unbiased;
   m.attr("formats") = formats;
@@ -53,7 +53,7 @@ void bind_encoding(py::module_& to) {
              const py::buffer_info info = buffer.request();
              if (info.ndim > 0 && (info.ndim != 1 || info.strides[0] != info.itemsize))
                throw Refusal(Why::kEncoding, "encoded update: bytes that do not lie one behind the other");
-             // Nobody can write to an object of this type.
+             // Objects of the type bytes are immutable.
              store::Owner owner = own || PyBytes_CheckExact(buffer.ptr()) ? owner_of(buffer) : nullptr;
              const GilRelease released;
              return Encoded::read(info.ptr, static_cast<int64_t>(info.size * info.itemsize), std::move(owner));

@@ -1,4 +1,4 @@
-// Binds the engine: what fastagg/server calls.
+// Binds the engine for fastagg/server.
 #include <utility>
 
 #include "../engine/ordered.h"
@@ -46,7 +46,7 @@ py::object function_of(const std::shared_ptr<ServerObject>& server, PyMethodDef*
   return py::reinterpret_steal<py::object>(made);
 }
 
-// A property that gives the function.
+// A property that returns the function.
 template <PyObject* (*Act)(ServerObject&, PyObject* const*), Py_ssize_t Count>
 auto quick(const char* name) {
   auto* const function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<Act, Count>));
@@ -54,7 +54,7 @@ auto quick(const char* name) {
   return [](const std::shared_ptr<ServerObject>& server) { return function_of(server, &def); };
 }
 
-// A property that is read with the lock.
+// A property that is read under the lock.
 template <typename Of>
 auto read_by(Of of) {
   return [of](ServerObject& server) { return reading(server, of); };
@@ -103,7 +103,7 @@ std::shared_ptr<ServerObject> make_server(const engine::Settings& settings,
   return server;
 }
 
-// The current version and its statistics, of the same moment. Neither changes any more.
+// The current version and its statistics, both of the same version. Neither changes any more.
 std::pair<store::Vector, store::Owner> current(ServerObject& server) {
   return reading(server, [](Engine& engine) {
     engine.follow();
@@ -111,7 +111,7 @@ std::pair<store::Vector, store::Owner> current(ServerObject& server) {
   });
 }
 
-// Another engine takes the place of this one, whose lock the caller holds. Who waits for this one goes there.
+// Replaces this engine by another. The caller holds this one's lock. Threads that wait for it go on with the other.
 void adopt(ServerObject& server, ServerObject& other) {
   const std::shared_ptr<Engine> before = server.engine;
   std::atomic_store(&server.engine, other.engine);
@@ -125,7 +125,7 @@ py::list tensors_of(const ServerObject& server, const std::vector<store::Vector>
   return tensors;
 }
 
-// The direction that keeps updates until their round is complete; null: it is another one.
+// The direction that keeps updates until their round is complete, or null if it is another one.
 engine::OrderedDirection* ordered_of(const ServerObject& server) {
   return dynamic_cast<engine::OrderedDirection*>(server.engine->direction.get());
 }
@@ -209,7 +209,8 @@ void bind_engine(py::module_& m) {
   py::class_<ServerObject, std::shared_ptr<ServerObject>>(m, "Engine")
       .def(py::init(&make_server), by_name, arg("settings"), arg("direction"), arg("optimizer"), arg("seed"),
            arg("place"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
-      // for `with`: nobody else holds the lock meanwhile. A thread that holds it may read, and is otherwise refused
+      // for `with`: nobody else holds the lock in between. The thread that holds it may still read, but is otherwise
+      // refused
       .def_property_readonly(
           "reading",
           [](const std::shared_ptr<ServerObject>& server) { return std::make_unique<LockBlock>(server, true); })
@@ -260,10 +261,11 @@ void bind_engine(py::module_& m) {
       .def("watch", [](ServerObject& server, double slow,
                        py::object tell) { server.slow = slow, server.tell = std::move(tell); })
       .def("measure", [](ServerObject& server) { server.engine->measure(); })
-      // what Python asks for on the current stream, to read what the server holds, comes after the server's work
+      // work on the current stream that reads the server's memory must come after the server's own work
       .def("follow", [](const ServerObject& server) { server.engine->follow(); })
       .def_property_readonly("flat", [](ServerObject& server) { return tensor_of(current(server).first, server.size); })
-      // the same vector for the holder of the lock, who lets it go before: a later step may write to it
+      // the same vector without marking it as shared: only for the holder of the lock, who must drop it before
+      // unlocking
       .def_property_readonly("model",
                              [](ServerObject& server) {
                                server.engine->follow();
@@ -289,7 +291,7 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("steps", read_by([](Engine& engine) { return engine.ledger.steps; }))
       .def_property_readonly("offset", read_by([](Engine& engine) { return engine.ledger.offset; }))
       .def_property_readonly("incarnations", read_by([](Engine& engine) { return engine.ledger.incarnations.all; }))
-      // the ledger; the caller holds the lock
+      // the ledger, for the holder of the lock
       .def(
           "find",
           [](ServerObject& server, py::handle client, py::handle version, py::handle task, py::handle offset,

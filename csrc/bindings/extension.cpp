@@ -16,8 +16,8 @@ using engine::Extension;
 using engine::Findings;
 using engine::Question;
 
-// A value that Python reads as an attribute (fastagg/storage/cell.py), and that a commit exchanges. Whoever reads it
-// takes a reference before anybody can let it go.
+// A value that Python reads as an attribute (fastagg/storage/cell.py), and that a commit exchanges. A reader takes its
+// reference before the old value can be released.
 struct Cell {
   Cell() = default;
   Cell(const Cell&) = delete;
@@ -49,8 +49,8 @@ py::object cell_of(const py::object& object, const py::object& name) {
                                    "' is no SwapCell (fastagg.storage.cell), or was not set before");
 }
 
-// What Python has prepared: (an object, the name of an attribute that is a SwapCell, its next value), or (a vector of
-// int64, an index, its next value).
+// The changes that Python has prepared: (an object, the name of an attribute that is a SwapCell, its next value), or (a
+// vector of int64, an index, its next value).
 class PointerMoves : public engine::Change {
  public:
   explicit PointerMoves(py::object moves, py::object finish = py::none())
@@ -59,7 +59,7 @@ class PointerMoves : public engine::Change {
   }
   ~PointerMoves() override {
     if (Py_IsInitialized() == 0) {
-      in_.release();  // Python's objects are gone
+      in_.release();  // Python's objects no longer exist
       return;
     }
     const GilHolder held;
@@ -71,7 +71,7 @@ class PointerMoves : public engine::Change {
     py::handle(object_of(finish_))(tensor_of(model, size));
     release();
     in_ = std::make_unique<std::vector<py::object>>();
-    find();  // there may be more
+    find();  // `finish` may have added moves
   }
 
  private:
@@ -108,18 +108,19 @@ class PointerMoves : public engine::Change {
     const auto in = std::exchange(in_, nullptr);
     const auto let_go = std::exchange(pointers, {});
     numbers.clear();
-    // whoever has read a pointer has taken a reference of his own when this is entered
+    // entering an object's critical section waits for readers that have a pointer but no reference yet
     for (const py::object& object : *in) const py::scoped_critical_section alone(object);
     for (const auto& [place, value] : let_go) Py_XDECREF(static_cast<PyObject*>(value));
   }
 
   store::Owner moves_, finish_;
-  std::unique_ptr<std::vector<py::object>> in_ = std::make_unique<std::vector<py::object>>();  // where the places are
+  std::unique_ptr<std::vector<py::object>> in_ =
+      std::make_unique<std::vector<py::object>>();  // the objects that hold the cells
 };
 
 // The result of Python's `prepare`.
 struct PreparedFindings : Findings {
-  py::object pieces = py::none();  // to step along
+  py::object pieces = py::none();  // the vector to step along
   py::object moves = py::none(), finish = py::none();
 };
 
@@ -127,7 +128,7 @@ py::object tensor_or_none(const store::Vector& vector, int64_t size) {
   return vector ? tensor_of(vector, size) : py::none();
 }
 
-// Pieces, or the tensors that make them up.
+// An update's Pieces object, or the tensors of its pieces.
 py::object pieces_of(const Question& asked) {
   if (PyObject* const object = object_of(asked.owner)) return py::reinterpret_borrow<py::object>(object);
   return tensors_in(asked.owner, asked.update);
@@ -241,8 +242,8 @@ void bind_extension(py::module_& m) {
           "values",
           [](const engine::ReportedStatistics& reported) { return tensor_or_none(reported.values, reported.size); })
       .def_readonly("counters", &engine::ReportedStatistics::counters);
-  // Functions make what each answer needs, because pybind11's own constructors end the process when there is no memory
-  // for an object.
+  // Functions make the objects of each answer, because pybind11's own constructors end the process if there is no
+  // memory.
   m.def(
       "reported",
       [](const py::object& values, std::vector<int64_t> counters) {
@@ -268,7 +269,7 @@ void bind_extension(py::module_& m) {
       .def_readwrite("moves", &PreparedFindings::moves)
       .def_readwrite("finish", &PreparedFindings::finish);
   m.def("findings", [] { return std::make_unique<PreparedFindings>(); });
-  // Calls a function of this module, and makes moves if it has not failed: no signal's handler falls between them.
+  // Calls a function of this module and, if it succeeds, makes the moves. No signal handler runs in between.
   m.def("moving", [](py::object moves, const py::object& act, const py::args& arguments, const py::kwargs& named) {
     PointerMoves made(std::move(moves));
     act(*arguments, **named);
@@ -291,7 +292,7 @@ void bind_extension(py::module_& m) {
       .def_property_readonly("kept", vector(&Question::kept))
       .def_property_readonly(
           "control", [](const Question& question) { return tensor_or_none(question.control, question.control_size); })
-      // |model - kept|^2, |update|^2 and the inner product of both, on the CPU
+      // |model - kept|^2, |update|^2 and their inner product, on the CPU
       .def("distances",
            [](const Question& question, bool inner) {
              const py::gil_scoped_release released;

@@ -1,4 +1,4 @@
-// The engine's one way into Python: rules that are written there, and state that lives there.
+// The engine's only way into Python: rules that are written in Python, and state that Python keeps.
 //
 // The object has these methods (fastagg/server/extension.py). Each may raise, and then nothing has changed:
 //
@@ -6,11 +6,11 @@
 //     weight(delay)                 the weight of an update, or None to drop it
 //     rate(lr, delays)              the learning rate of a step that uses updates with these delays
 //     step(direction, model, lr, round)  (the new model, moves)
-//     statistics(given, outcome)    the model's new statistics, which become its attribute `held`; None: they stay
+//     statistics(sent, shares, outcome)  the model's new statistics, for its attribute `held`; None: unchanged
 //     bounds(model, moments)        bounds of elements: (of the model, of first and of second moments)
 //
-// Moves are [(object, name of a SwapCell, value)] or [(vector of int64, index, number)], with all values made
-// already; the commit exchanges pointers and numbers, and needs nothing of Python.
+// Moves are [(object, name of a SwapCell, value)] or [(vector of int64, index, number)]. All values are made in
+// advance, so the commit only exchanges pointers and numbers, without Python.
 #pragma once
 
 #include "../engine/extension.h"
@@ -26,9 +26,9 @@ py::dict moments_of(const engine::OptimizerState& optimizer);
 
 std::shared_ptr<engine::Extension> extension_of(py::object object, const engine::Extension::Callbacks& asks,
                                                 int64_t size);
-// The object that it was made with.
+// The Python object that the extension was made with.
 py::handle python_of(const engine::Extension& extension);
-// Python's pieces (address, elements, type) of an update, which `owner` holds.
+// The update of Python's pieces (address, elements, type). `owner` must keep them alive.
 Update update_of(const py::handle& pieces);
 
 void bind_extension(py::module_& m);

@@ -33,16 +33,16 @@ void or_sleep(Act act) {
 #endif
 }
 
-// How long the end of Python waits for calls of other threads: until none has come or gone for a while, but not longer
-// than a second.
+// How long Python's exit waits for calls of other threads: until none has begun or ended for kQuiet, at most
+// kLongestEnd.
 constexpr std::chrono::milliseconds kQuiet{50}, kLongestEnd{1000};
 
 struct CallCount {
   std::atomic<uint64_t> begun{0}, ended{0};
-  pid_t process = getpid();            // a forked child has none of the threads
+  pid_t process = getpid();            // a forked child has none of the parent's threads
   std::atomic<std::thread::id> first;  // the thread of the first call
-  std::atomic<bool> several{false};    // there were calls of other threads
-  std::atomic<std::thread::id> ends;   // the end has come, and only this thread may go on
+  std::atomic<bool> several{false};    // other threads have called, too
+  std::atomic<std::thread::id> ends;   // Python is exiting, and only this thread may go on
 } calls;
 
 void* begin_waiting() { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
@@ -52,13 +52,13 @@ void end_waiting(void* state) {
 }
 
 void* look_for_signals(void* state) {
-  if (state == nullptr) return nullptr;  // no thread of Python's
+  if (state == nullptr) return nullptr;  // not one of Python's threads
   end_waiting(state);
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   return PyEval_SaveThread();
 }
 
-thread_local const GilRelease* innermost = nullptr;  // of this thread
+thread_local const GilRelease* innermost = nullptr;  // the innermost one of this thread
 
 struct GilUnlocker {
   void operator()(void* object) const noexcept {
@@ -87,10 +87,10 @@ const char* name_of(Why why) {
   }
 }
 
-// pybind11 throws its own error where Python had no memory, and has said so.
+// If Python has no memory, it sets MemoryError, but pybind11 throws an error of its own.
 bool has_no_memory() { return PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0; }
 
-// The system has refused a thread.
+// The system has refused to start a thread.
 void set_error(const std::system_error& error) {
   py::set_error(PyExc_OSError, py::make_tuple(error.code().value(), error.code().message()));
 }
@@ -128,7 +128,7 @@ GilHolder::~GilHolder() { PyGILState_Release(state_); }
 
 PythonCall::PythonCall() {
   const std::thread::id mine = std::this_thread::get_id();
-  ++calls.begun;  // before `ends` is read: the end counts this call, or this call sees the end
+  ++calls.begun;  // before `ends` is read: either the exit counts this call, or this call sees the exit
   if (const std::thread::id ends = calls.ends; ends != std::thread::id{} && ends != mine) {
     ++calls.ended;
     PyEval_SaveThread();
@@ -191,7 +191,7 @@ void set_error(const Refusal& refused) {
 
 namespace {
 
-// May throw, because an error takes memory.
+// May throw, because making an error takes memory.
 void translate_current_exception() {
   try {
     throw;

@@ -11,7 +11,7 @@ namespace {
 std::string text_of(py::handle name) {
   PyObject* text = PyObject_ASCII(name.ptr());  // ASCII, so that it can be cut anywhere
   if (text == nullptr) {
-    PyErr_Clear();  // an object of a user's class, or a number with thousands of digits
+    PyErr_Clear();  // an object of a user's class, or a number with too many digits
     return std::string("of type ") + Py_TYPE(name.ptr())->tp_name;
   }
   std::string utf8 = py::cast<std::string>(py::reinterpret_steal<py::object>(text));
@@ -19,7 +19,7 @@ std::string text_of(py::handle name) {
   return utf8;
 }
 
-// A whole number as Python's int; null for all else: True and False are no numbers.
+// An integer as Python's int, else null. True and False are not integers here.
 py::object whole_of(py::handle number) {
   if (PyBool_Check(number.ptr())) return {};
   auto whole = py::reinterpret_steal<py::object>(PyNumber_Index(number.ptr()));
@@ -65,7 +65,7 @@ ClientId id_of(py::handle client) {
 py::object to_python(const ClientId& id) {
   if (id.kind == ClientId::kNumber) return py::int_(id.number);
   if (id.kind == ClientId::kLarge) return py::int_(static_cast<uint64_t>(id.number));
-  // As the log has it: an id that was read from elsewhere need not be valid text.
+  // As stored in the log: an id from elsewhere need not be valid text.
   PyObject* text = PyUnicode_DecodeUTF8(id.name.data(), static_cast<Py_ssize_t>(id.name.size()), "surrogatepass");
   if (text == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(text);
@@ -103,7 +103,7 @@ int64_t version_of(py::handle object, const ClientId& client) {
   if (!index)
     throw Refusal(Why::kUnknownVersion,
                   "client " + shown(client) + ": version: expected a whole number, got " + text_of(object));
-  if (overflow != 0) return overflow > 0 ? INT64_MAX : -INT64_MAX;  // no task has it
+  if (overflow != 0) return overflow > 0 ? INT64_MAX : -INT64_MAX;  // no task has such a version
   return std::max(version, -INT64_MAX);
 }
 

@@ -1,4 +1,4 @@
-// Binds the log: the journal of a folder, its records, and the disk that tests put in place of the system's.
+// Binds the log: a folder's journal, its records, and a disk for tests.
 #include "../log/journal.h"
 #include "../log/operation.h"
 #include "../store/process.h"
@@ -12,7 +12,7 @@ namespace {
 using namespace log;
 using py::arg;
 
-// A disk in Python, for tests: it may lose power. It has the methods of fastagg.durable.disk.Disk.
+// A disk in Python, for tests, which may simulate a loss of power. It has the methods of fastagg.durable.disk.Disk.
 class PythonDisk : public Disk {
  public:
   explicit PythonDisk(py::object disk) : disk_(owner_of(std::move(disk))) {}
@@ -23,7 +23,7 @@ class PythonDisk : public Disk {
   void close(int file) noexcept override {
     try {
       tell(false, [&](py::handle disk) { disk.attr("close")(file); });
-    } catch (const DiskError&) {  // the file is not written to any more
+    } catch (const DiskError&) {  // nothing is written to this file any more
     }
   }
   uint64_t size(int file) override {
@@ -55,7 +55,7 @@ class PythonDisk : public Disk {
   }
 
  private:
-  // `final`: if it fails, nothing in this folder can be relied on any more.
+  // `final`: after a failure, the folder can no longer be relied on.
   template <typename Act>
   void tell(bool final, Act act) {
     if (Py_IsInitialized() == 0) throw DiskError("Python has ended", true);
@@ -113,8 +113,8 @@ Bytes bytes_in(py::object held) {
   return {static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size), owner_of(std::move(held))};
 }
 
-// `files`: of each segment its name for messages, its number, its bytes, and its first block. `load(i)` reads all of
-// one.
+// `files`: for each segment its name in messages, its number, its size in bytes, and its first block. `load(i)` reads
+// the whole segment i.
 std::shared_ptr<Reader> read_log(const std::vector<std::tuple<std::string, uint64_t, uint64_t, std::string>>& files,
                                  const py::function& load, uint64_t sequence, uint64_t folder,
                                  const std::string& digest, uint64_t end) {
@@ -127,10 +127,10 @@ std::shared_ptr<Reader> read_log(const std::vector<std::tuple<std::string, uint6
 
 struct ReadRecord {
   std::optional<Operation> operation;
-  std::string wrong;  // why there is none
+  std::string wrong;  // why there is no operation
   uint64_t sequence, length;
   size_t segment, begin;
-  py::object body;  // keeps the memory of its parts
+  py::object body;  // keeps the memory of the operation's parts alive
 };
 
 py::object read_record(const std::optional<Record>& record) {

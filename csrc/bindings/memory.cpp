@@ -1,4 +1,4 @@
-// Binds the server's own vectors, as torch tensors, for fastagg/storage/memory.py.
+// Binds the server's own vectors as torch tensors, for fastagg/storage/memory.py.
 #include <array>
 
 #include "../store/blocks.h"
@@ -13,8 +13,8 @@ namespace {
 
 Address address_of(const ArrayMemory& memory) { return reinterpret_cast<Address>(memory.data); }
 
-// look(tensor): the address, the elements and the type of a tensor of torch's own class, if it lies in the host's
-// memory as it is, contiguous and whole. None: Python has to look.
+// look(tensor): the address, the number of elements and the type of a tensor of torch's own class that is contiguous in
+// host memory. None: Python must look at it.
 PyObject* plain(PyObject*, PyObject* tensor) {
   return guarded([&] {
     ArrayMemory memory;
@@ -24,7 +24,7 @@ PyObject* plain(PyObject*, PyObject* tensor) {
   });
 }
 
-// look_1d(tensor, elements, type): its address, if it is such a vector, or None.
+// look_1d(tensor, elements, type): the tensor's address if it is such a vector, else None.
 PyObject* vector_at(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
     ArrayMemory memory;
@@ -43,7 +43,7 @@ void bind_memory(py::module_& to) {
   m.def("use_torch", &use_torch, py::arg("tensor"), py::arg("exchange"), py::arg("from_dlpack"), py::arg("ndarray"),
         py::arg("tensors"));
   m.def("is_fit_for_torch", &is_fit_for_torch);
-  // without pybind11, which takes longer than they do
+  // pybind11 would take longer than these functions do
   static std::array<PyMethodDef, 3> methods{
       PyMethodDef{"look", &plain, METH_O, nullptr},
       PyMethodDef{"look_1d", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&vector_at)), METH_FASTCALL,

@@ -1,4 +1,4 @@
-// The module that Python imports. It takes structs, addresses and scalars only. fastagg/ops checks the tensors. Every
+// The module that Python imports. It takes only structs, addresses and scalars; fastagg/ops checks the tensors. Every
 // call that touches vectors releases the GIL.
 #include <algorithm>
 #include <iterator>
@@ -15,7 +15,7 @@
 namespace py = pybind11;
 using namespace fastagg;
 
-extern const char* const fastagg_sources;  // a digest (cmake/digest.cmake)
+extern const char* const fastagg_sources;  // the digest of the sources (cmake/digest.cmake)
 
 namespace {
 
@@ -100,7 +100,7 @@ void set_tuning(const std::map<std::string, int64_t>& values) {
   cpu::set_tuning(tuning);
 }
 
-// pybind11 does not ask whether there was memory for an object of a class.
+// pybind11 does not check whether an object of a class could be allocated.
 PyObject* allocated(PyTypeObject* type, Py_ssize_t count) {
   if (PyObject* const made = PyType_GenericAlloc(type, count)) return made;
   PyErr_Clear();
@@ -114,7 +114,7 @@ PyObject* created(PyTypeObject* type, PyObject*, PyObject*) {
   return bindings::guarded([type] { return py::detail::make_new_instance(type); });
 }
 
-// And if there is none for its own list of objects, it frees what the object was to take over and does not own yet.
+// If pybind11 has no memory for its own list of objects, it frees the value that a new object was to own.
 std::map<const py::detail::type_info*, void (*)(py::detail::value_and_holder&)> deallocs;
 
 void deallocate(py::detail::value_and_holder& object) {
@@ -195,8 +195,8 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
 #endif
 }
 
-// A second interpreter of a process: Python 3.12 refuses such a module by itself, and with 3.11 pybind11 would wait in
-// it for ever.
+// In a second interpreter of the process, Python 3.12 refuses such a module itself. With 3.11 pybind11 would wait for
+// ever.
 PYBIND11_PLUGIN_IMPL(_native) {
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__fastagg();
   PyErr_SetString(PyExc_ImportError, "fastagg runs in a process's main interpreter only; start a process instead");

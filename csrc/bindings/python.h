@@ -1,4 +1,4 @@
-// pybind11, as this project includes it.
+// Includes pybind11 in the way that this project needs. Every file includes this instead.
 #pragma once
 
 #include <Python.h>
@@ -7,7 +7,8 @@
 
 namespace fastagg::bindings {
 
-// pybind11 (3.1) does not ask whether there was memory for a name or a number, or makes an error of it that needs more.
+// pybind11 (3.1) does not check whether a name or a number could be allocated, or raises an error that needs more
+// memory.
 inline PyObject* made(PyObject* object) {
   if (object != nullptr) return object;
   PyErr_Clear();

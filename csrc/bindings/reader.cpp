@@ -7,7 +7,7 @@
 namespace fastagg::bindings {
 namespace {
 
-// A plain dict, or an OrderedDict (the type of state_dict()) without an attribute `kind` that describes it further.
+// Whether it is a dict, or an OrderedDict (as from state_dict()) without an attribute `kind`.
 bool is_plain_dict(PyObject* object) {
   return PyDict_CheckExact(object) || (PyODict_CheckExact(object) && PyObject_HasAttrString(object, "kind") == 0);
 }
@@ -34,7 +34,7 @@ UpdateReader::UpdateReader(const std::vector<std::tuple<py::object, ShapeVector,
   all_statistics_ = {py::none(), {statistics_}, statistics_, ArrayRole::kStatistic};
 }
 
-// A tuple (parameters, statistics, counters). False: it is not of this model, or has another form.
+// Reads a tuple (parameters, statistics, counters). False: it does not fit this model, or has another form.
 bool UpdateReader::read_whole(py::handle model, Arrays& arrays, engine::Answer& answer, Places& statistics) const {
   const void* const flat = arrays.add(PyTuple_GET_ITEM(model.ptr(), 0), ElementType::kFloat32, &size_, 1);
   if (flat == nullptr || parts_.empty()) return false;
@@ -59,7 +59,7 @@ bool UpdateReader::read_whole(py::handle model, Arrays& arrays, engine::Answer& 
   return place == PyList_GET_SIZE(counters.ptr());
 }
 
-// The model's arrays, by name or in order. False: they are not of this model, or have another form.
+// Reads the model's arrays, by name or in order. False: they do not fit this model, or have another form.
 bool UpdateReader::read_arrays(py::handle update, bool by_name, Arrays& arrays, engine::Answer& answer,
                                Places& statistics) const {
   const auto count = static_cast<Py_ssize_t>(parts_.size());
@@ -68,8 +68,7 @@ bool UpdateReader::read_arrays(py::handle update, bool by_name, Arrays& arrays, 
   Py_ssize_t place = 0;
   for (const ModelPart& part : parts_) {
     const bool is_parameter = part.role == ArrayRole::kParameter;
-    if (held != count && !is_parameter) continue;  // statistics may be left out, all of them
-    // The reference is kept: hashing a name or reading an array may run Python code that changes the update.
+    if (held != count && !is_parameter) continue;  // only all statistics together may be left out
     const py::object array = by_name ? item_of(update, part.name) : item_at(update, place++);
     if (!array) return false;
     const void* const data = arrays.add(array, is_whole(part.role) ? ElementType::kInt64 : ElementType::kFloat32,

@@ -1,5 +1,5 @@
-// Reads the usual forms of an update without Python: one fp32 vector, or the model's arrays by name or in order, with
-// BatchNorm's statistics or without; or the vectors of both (fastagg.model.ModelState).
+// Reads the usual forms of an update without Python: one fp32 vector, the model's arrays by name or in order (with or
+// without BatchNorm's statistics), or a fastagg.model.ModelState.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@ namespace fastagg::bindings {
 
 namespace py = pybind11;
 
-// The role of an array in a model. Variances and counts cannot be below zero.
+// The role of an array in a model. Variances and counts must not be negative.
 enum class ArrayRole { kParameter, kStatistic, kVariance, kCounter, kCount };
 
 class UpdateReader {
  public:
   using ShapeVector = std::vector<int64_t>;
 
-  // `parts`: name, shape and role of the model's arrays in order. It is empty if only Python can read them. `named`:
-  // whether a dict is an accepted form. `whole`: ModelState. `limit`: of the magnitudes of statistics.
+  // `parts`: name, shape and role of the model's arrays in order; empty if only Python can read them. `named`: whether
+  // a dict is accepted. `whole`: the class ModelState. `limit`: of the magnitudes of statistics.
   UpdateReader(const std::vector<std::tuple<py::object, ShapeVector, ArrayRole>>& parts, bool named, py::object whole,
                double limit, int64_t size);
 
@@ -44,8 +44,8 @@ class UpdateReader {
   bool read_whole(py::handle model, Arrays& arrays, engine::Answer& answer, Places& statistics) const;
 
   std::vector<ModelPart> parts_;
-  Py_ssize_t parameters_ = 0;   // how many of the parts
-  ModelPart all_statistics_{};  // as one vector
+  Py_ssize_t parameters_ = 0;   // number of parameters among the parts
+  ModelPart all_statistics_{};  // all statistics as one vector
   int64_t size_, statistics_ = 0;
   bool named_;
   py::object whole_;

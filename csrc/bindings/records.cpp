@@ -49,7 +49,8 @@ PyObject* durable_of(PyObject* self, void*) {
                          receipt->log->durable >= receipt->value.sequence);
 }
 
-// The digest of the log up to the answer's record, as hexadecimal digits; None: it is not on the disk, or forgotten.
+// The digest of the log up to the answer's record, in hexadecimal. None: the record is not on the disk yet, or no
+// longer remembered.
 PyObject* digest_of(PyObject* self, void*) {
   const ReceiptObject* const receipt = receipt_of(self);
   if (receipt->log == nullptr || receipt->value.sequence == 0) Py_RETURN_NONE;
@@ -60,7 +61,7 @@ PyObject* digest_of(PyObject* self, void*) {
   return PyUnicode_FromString(text);
 }
 
-// fill(client, applied, version, delay, step_size, norm, weight): all numbers at once.
+// fill(client, applied, version, delay, step_size, norm, weight) sets all fields.
 PyObject* fill_receipt(PyObject* self, PyObject* args) {
   return guarded([&] {
     using Given = std::tuple<py::object, bool, int64_t, int64_t, std::optional<double>, double, double>;
@@ -140,7 +141,7 @@ PyObject* flat_of(PyObject* self, void*) {
     if (!task->value.model) return Py_NewRef(Py_None);
     PyObject* const made = guarded([&] { return tensor_of(task->value.model, task->size).release().ptr(); });
     if (made == nullptr) return nullptr;
-    if (task->flat != nullptr) {  // another thread has made it meanwhile
+    if (task->flat != nullptr) {  // another thread has made it first
       Py_DECREF(made);
     } else {
       task->flat = made;

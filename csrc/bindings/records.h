@@ -1,6 +1,6 @@
-// Receipts and tasks as Python objects that hold the engine's own structs. One of each is made for every answer, so
-// they are made without calling their class, and numbers become Python's only when somebody reads them. fastagg.Receipt
-// and fastagg.Dispatch derive from these types and add everything else.
+// Receipts and tasks as Python objects that contain the engine's own structs. One of each is made for every answer. So
+// they are made without calling their class, and become Python numbers only when they are read. fastagg.Receipt and
+// fastagg.Dispatch derive from these types and add everything else.
 #pragma once
 
 #include "../engine/answer.h"
@@ -13,7 +13,7 @@ namespace py = pybind11;
 
 struct ReceiptObject {
   PyObject_HEAD PyObject* client;
-  PyObject* journal;  // owns `log`; null: no log
+  PyObject* journal;  // owns `log`; null: there is no log
   log::Journal* log;
   engine::Receipt value;
 };
@@ -22,18 +22,18 @@ struct TaskObject {
   PyObject_HEAD PyObject* client;
   PyObject* control;
   PyObject* layout;
-  PyObject* flat;  // the vector as a tensor, once somebody has asked for it
+  PyObject* flat;  // the vector as a tensor, once it was asked for
   PyObject* params;
   PyObject* views;
-  engine::Task value;  // its state: fastagg's Statistics, or a ModelState; no id: it is not known
+  engine::Task value;  // its state is fastagg's Statistics or a ModelState; id 0: unknown
   int64_t size;
   bool has_incarnation;
 };
 
-// Adds the types to the module: what fastagg's classes derive from.
+// Adds the types to the module. fastagg's classes derive from them.
 void bind_records(py::module_& m);
 
-// A new object of a class that derives from the type. Its fields are empty.
+// Makes an object of a class that derives from the type. Its fields are empty.
 template <typename Object>
 py::object make(PyTypeObject* type) {
   PyObject* const made = type->tp_alloc(type, 0);
@@ -42,7 +42,7 @@ py::object make(PyTypeObject* type) {
 }
 inline ReceiptObject* receipt_in(const py::object& object) { return reinterpret_cast<ReceiptObject*>(object.ptr()); }
 inline TaskObject* task_in(const py::object& object) { return reinterpret_cast<TaskObject*>(object.ptr()); }
-// The task, or null if the object is none.
+// The task in an object, or null.
 TaskObject* task_of(py::handle object);
 
 }  // namespace fastagg::bindings

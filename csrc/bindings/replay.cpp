@@ -1,4 +1,4 @@
-// Executes what a log holds.
+// Executes the records of a log.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace {
 
 using engine::Answer;
 
-// An answer from a log. Its parts lie in `body`, or in the file that it was streamed into (`update`).
+// Makes an answer from a log's record. Its parts are in `body`, or in the file that it was streamed into (`update`).
 Answer answer_of(const ServerObject& server, const log::Operation& operation, const py::object& body,
                  const py::object& update) {
   const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
@@ -24,7 +24,8 @@ Answer answer_of(const ServerObject& server, const log::Operation& operation, co
   answer.samples = operation.share;
   if (operation.known != 0 && !operation.again) answer.decided = &operation;
   answer.is_private = true;
-  // An owner in an owner: the record's memory is not taken for the update's own object (pieces_of).
+  // The owner is wrapped in another one, so that pieces_of does not take the record's memory for the update's own
+  // object.
   answer.owner = std::make_shared<store::Owner>(owner_of(body));
   if (!(std::isfinite(operation.share) && operation.share >= 0.0))
     damaged("the update's weight is no number of at least 0");
@@ -85,7 +86,7 @@ Answer answer_of(const ServerObject& server, const log::Operation& operation, co
   return answer;
 }
 
-// Sends an answer of the log to the device, as when it came.
+// Sends a replayed answer to the device, as when it first came.
 void bring(const ServerObject& server, Answer& answer) {
   if (store::is_encoded(answer.update) && !answer.reported && !server.engine->extension->asks.prepare)
     return stay_in_host(answer);

@@ -1,5 +1,5 @@
-// A server as Python holds it, and its lock. What Python calls, by job: answers and rounds (answers.cpp), tasks
-// (tasks.cpp), records of a log (replay.cpp), state (engine.cpp).
+// A server as Python holds it, and its lock. The functions for Python are in several files: answers and rounds
+// (answers.cpp), tasks (tasks.cpp), records of a log (replay.cpp), state (engine.cpp).
 #pragma once
 
 #include <limits>
@@ -13,34 +13,33 @@
 
 namespace fastagg::bindings {
 
-// An engine, and the Python objects that its results are made with.
+// An engine, and the Python objects that its results need.
 struct ServerObject {
-  std::shared_ptr<engine::Engine> engine;  // who does not hold its lock reads it through now()
+  std::shared_ptr<engine::Engine> engine;  // callers that do not hold its lock read it through now()
   int64_t size;
   py::object layout, task_type, receipt_type;
   bool has_control;
-  std::optional<UpdateReader> reader;  // of the forms that are read here
+  std::optional<UpdateReader> reader;  // reads the usual forms of updates
   py::object journal = py::none();
-  std::shared_ptr<log::Journal> log;  // the same
-  // Called after answers that took more than so many seconds, with these seconds, those of waiting for the disk, which
-  // are not among them, and the delays of the answers that counted.
+  std::shared_ptr<log::Journal> log;  // the same object
   py::object tell = py::none();
   double slow = std::numeric_limits<double>::infinity();
   bool by_time = false;  // whether calls end a round that is due
-  int32_t device = -1;   // the CUDA device that kernels run on; negative: the processor
+  int32_t device = -1;   // the CUDA device of the kernels; negative: the CPU
 
-  // A forked child may have inherited the lock behind the atomic from a thread that it does not have. It is alone.
+  // A forked child may have inherited the atomic's lock from a thread that it does not have. The child has only one
+  // thread.
   std::shared_ptr<engine::Engine> now() const {
     return store::process() == process ? std::atomic_load(&engine) : engine;
   }
   const int process = store::process();
-  // Whether a call takes so long that other threads should go on meanwhile. On a device it only waits for the device,
-  // which lets them go on.
+  // Whether a call is long enough to let other threads run. A device's call only waits for the device, which does so
+  // anyway.
   bool is_long() const { return device < 0 && size >= kWorthReleasing; }
   PyTypeObject* receipts() const { return reinterpret_cast<PyTypeObject*>(receipt_type.ptr()); }
 };
 
-// Calls `act` with the engine, and again with the one that has taken its place meanwhile.
+// Calls `act` with the engine. If another one has replaced it by then, calls it again with that one.
 template <typename Act>
 auto with_engine(ServerObject& server, Act act) {
   for (;;) {
@@ -53,7 +52,7 @@ auto with_engine(ServerObject& server, Act act) {
   }
 }
 
-// Holds the lock. Whoever only reads may hold it already: a rule of a user's own may look at the server.
+// Holds the lock. A reader may hold it already, because a user's own rule may read the server.
 class LockHolder {
  public:
   LockHolder(ServerObject& server, bool reads) : server_(server), reads_(reads) {}
@@ -84,28 +83,28 @@ auto reading(ServerObject& server, Act act) {
   return act(*server.engine);
 }
 
-// -- what it is called with; what has a list of arguments takes the shortest way from Python
+// -- the functions for Python; those with a list of arguments are called without pybind11
 
 // receive(client, update, version, num_samples, task, offset, incarnation): the receipt, or None if only Python can
-// read the update. It then comes again with its numbers.
+// read the update. Python then calls again with its numbers.
 PyObject* take(ServerObject& server, PyObject* const* args);
 // receive_many(answers, begin): the outcomes of the first answers from `begin` on, up to one that only Python can read.
 // Answers are (client, update, version, num_samples, task, offset, incarnation); all but the first two may be left out.
 PyObject* take_many(ServerObject& server, PyObject* const* args);
-// Its step is on the disk when it returns: the rate, or None.
+// Returns the rate, or None. The step is on the disk when it returns.
 py::object close_round(ServerObject& server, bool if_due);
 // Ends a round whose time is over. Called before a version is sent and before an answer is read.
 inline void close_if_due(ServerObject& server) {
   if (server.by_time) close_round(server, true);
 }
-// The numbers of an answer lie in the host's memory, and the engine sends them to the device.
+// Marks an answer's numbers as host memory. The engine then sends them to the device.
 void stay_in_host(engine::Numbers& numbers);
 void bind_numbers(py::module_& m);
 
-// dispatch(client, format, local_steps): a place among the formats of encoded updates, or None; how many local steps
-// this client is to take, in place of the rule's, or None
+// dispatch(client, format, local_steps): `format` is a place among the formats of encoded updates, or None.
+// `local_steps` takes the place of the rule's number, unless it is None.
 PyObject* dispatch(ServerObject& server, PyObject* const* args);
-// A task of another client, with the version and the model of the first one's.
+// Makes a task for another client, with the version and the model of the first one's.
 py::object hand_on(ServerObject& server, py::handle from, py::handle to);
 
 // Executes a record's operation. `update`: the file that an answer was streamed into.

@@ -51,7 +51,7 @@ pybind11::tuple names_of(List<Each...>) {
   return pybind11::make_tuple(Each::kName...);
 }
 
-// Sets the fields of a struct that Python gives by name, (name, field, name, field, ...). Returns how many it gives.
+// Sets fields of a struct from a dict, by (name, field, name, field, ...). Returns how many of them the dict has.
 template <typename T>
 size_t set_fields(T&, const pybind11::dict&) {
   return 0;
@@ -68,7 +68,7 @@ T made_of(const pybind11::dict& settings, Fields... fields) {
   if (set_fields(made, settings, fields...) != settings.size()) throw pybind11::type_error("a field that is not there");
   return made;
 }
-// Such a struct as a class of Python's, made by keyword.
+// Binds such a struct as a Python class that is made by keyword.
 template <typename T, typename... Fields>
 void bind_fields(pybind11::module_& m, const char* name, Fields... fields) {
   pybind11::class_<T>(m, name).def(
@@ -80,12 +80,13 @@ using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elem
 void add_piece(Update& update, Address address, int64_t size, int dtype);
 Update update_of(const Pieces& pieces);
 
-using Batch = std::pair<int64_t, int64_t>;                       // of logits: rows, classes
-using Targets = std::tuple<Address, Address, Address, int64_t>;  // the teachers' probs, labels, entropy, and their rows
+using Batch = std::pair<int64_t, int64_t>;                       // the rows and classes of logits
+using Targets = std::tuple<Address, Address, Address, int64_t>;  // the addresses of the teachers' probs, labels and
+                                                                 // entropy, and their number of rows
 
-// Checks that need several structs at once. CPU and CUDA both refuse what fails here.
+// Checks that need several structs. They hold for CPU and CUDA alike.
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer);
-void check_launch(const Update& update);  // what every launch that reads an update must refuse
+void check_launch(const Update& update);  // the checks of every launch that reads an update
 void check_slot(const Rows& rows, int64_t slot);
 
 void bind_structs(pybind11::module_& m);

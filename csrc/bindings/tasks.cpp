@@ -1,4 +1,4 @@
-// Makes the task objects that clients are sent.
+// Makes the Python objects of tasks.
 #include <utility>
 
 #include "arrays.h"
@@ -17,7 +17,7 @@ py::object new_task(const ServerObject& server) {
   return made;
 }
 
-// Completes a task that was made before it was sent.
+// Fills a task object that was made before the task was sent.
 py::object filled(ServerObject& server, py::object made, py::object client, engine::Task&& task, py::object control) {
   TaskObject* const object = task_in(made);
   object->client = client.release().ptr();

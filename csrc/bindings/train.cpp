@@ -39,12 +39,12 @@ train::Pcg64 generator(const py::bytes& seed) {
   return train::Pcg64(words);
 }
 
-// Which samples the batches have, one after the other, and how long each batch is.
+// The samples of the batches, one batch after the other, and the length of each batch.
 struct BatchOrder {
   std::vector<int64_t> drawn, lengths;
   const int64_t* index;
 
-  // `given`: a seed and how many batches it draws, an epoch after the other; or an address of indices, and lengths.
+  // `state`: a seed and a number of batches, drawn epoch by epoch; or an address of indices, and lengths.
   BatchOrder(const py::tuple& state, int64_t size, int64_t largest) {
     if (state.size() != 2) throw SettingError("train: expected an order of two parts");
     const py::object first = state[0], second = state[1];
@@ -68,7 +68,7 @@ struct BatchOrder {
   static constexpr int64_t kMostSamples = int64_t{1} << 31;
 };
 
-// Training that a crew does, or has done. It keeps what the crew reads and writes.
+// A training that a crew does or has done. It keeps alive what the crew reads and writes.
 class Training {
  public:
   Training(std::shared_ptr<Crew> crew, std::shared_ptr<LayerTable> table, BatchOrder order,
@@ -99,7 +99,7 @@ class Training {
   train::CrewTask task_{};
 };
 
-// Trains, or has `crew` do it: then `kept` owns all that is named by address.
+// Trains at once, or lets `crew` do it. Then `kept` must own all memory given by address.
 std::unique_ptr<Training> train_client(const std::shared_ptr<LayerTable>& table, Address start, Address buffers,
                                        Address x, Address y, int64_t samples, const py::tuple& order, float lr,
                                        float momentum, float weight_decay, float mu, bool gradient, Address out,

@@ -1,4 +1,4 @@
-// Used by all passes over an update: its runs, its blocks, and the division of work between threads.
+// Shared by all passes over an update: its runs, its blocks, and the division of work between threads.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace fastagg::cpu {
 struct alignas(64) Scratch {
   float values[kBlock];
 
-  // The n values; if there are not a block's, a copy with zeros behind them.
+  // Returns the n values in place if they are a whole block, else a copy that is padded with zeros.
   const float* padded(const float* from, int64_t n) {
     if (n == kBlock) return from;
     std::memcpy(values, from, static_cast<size_t>(n) * sizeof(float));
@@ -70,7 +70,7 @@ class BlockReader {
   BlockReader(const Update& update, const Kernels& table, int64_t position)
       : table_(table), piece_(piece_at(update, position)) {}
 
-  // How many elements from `position` on are read in place.
+  // The number of elements from `position` on that are read in place.
   int64_t plain(int64_t position) {
     while (position >= piece_->begin + piece_->size) ++piece_;
     return piece_->dtype == kFloat32 ? piece_->begin + piece_->size - position : 0;
@@ -97,12 +97,12 @@ class BlockReader {
   Scratch scratch_;
 };
 
-// Reads each element of an update once. Calls visit(values, at, n) for runs of fp32 copies, which stay in the L1 cache,
-// in any order and on several threads. Returns the sum of squares of what was read (norms.cpp).
+// Reads each element of an update once. Calls visit(values, at, n) for runs of fp32 copies in the L1 cache, in any
+// order and on several threads. Returns the sum of squares of the values read (norms.cpp).
 using Visit = std::function<void(const float* values, int64_t at, int64_t n)>;
 double read_once(const Update& update, const Visit& visit);
 
-// The loops for fp32 vectors that take `bytes` in total.
+// The loops for fp32 vectors that touch `bytes` in total.
 inline const Kernels& loops_for(int64_t bytes) {
   return bytes <= tuning().wide_below ? kernels() : streaming_kernels();
 }
@@ -121,8 +121,8 @@ void raise(std::atomic<T>& largest, T value) {
   }
 }
 
-// How many elements a thread takes at a time: whole blocks, several turns per thread, and no more than the caches hold.
-// A caller that works alone takes all elements.
+// How many elements a thread takes at a time: whole blocks, several turns per thread, and at most what caches hold. A
+// caller that works alone takes all elements.
 inline int64_t turn_of(int64_t size, bool shared) {
   if (!shared) return size;
   return std::clamp((size / (8 * threads()) + kBlock - 1) / kBlock * kBlock, 4 * kBlock, tuning().group);

@@ -1,4 +1,4 @@
-// Several updates at once: their elements combined (math/combine.h), and sums over pairs of them.
+// Combines several updates element by element (math/combine.h), and sums over pairs of them.
 #pragma once
 
 #include <atomic>
@@ -12,18 +12,19 @@
 
 namespace fastagg {
 
-// Memory for a block of every update that waits, for the threads that combine them: made before a step, in which
-// nothing allocates.
+// Memory for the threads that combine updates, with a block of every update. It is made before a step, in which nothing
+// may allocate.
 class Desks {
  public:
-  // Without `blocks` only weights have a place.
+  // Without `blocks` there is only memory for weights.
   explicit Desks(size_t updates, bool blocks = true)
       : taken_(blocks ? static_cast<size_t>(cpu::threads()) : 0),
         weights_(updates),
         rows_(taken_.size() * updates),
         memory_(rows_.size() * kBlock) {}
 
-  // A desk while this lives. There are as many as threads; if there are more threads by now, one waits.
+  // Reserves a desk for its lifetime. There are as many as there were threads. If there are more threads by now, some
+  // wait.
   class DeskPlace {
    public:
     explicit DeskPlace(Desks& of) : of_(of) {
@@ -56,19 +57,19 @@ class Desks {
 
 namespace cpu {
 
-// out = n <= 1,024 elements of each row, times its weight, combined. At least one row and at most kMostCombined.
+// out = the combination of n <= 1,024 elements of each row, times its weight. 1 to kMostCombined rows.
 void combine_rows(const CombineSetting& how, const float* const* rows, int64_t count, const float* weights, int64_t n,
                   float* out);
 
-// Puts elements at..at+n-1 of each update where they can be read as floats: the place's rows.
+// Makes elements at..at+n-1 of each update readable as floats, through the desk's rows.
 struct Kernels;
 void rows_at(const std::vector<WeightedUpdate>& held, const Kernels& table, int64_t at, int64_t n,
              const Desks::DeskPlace& place);
 
-// out = what `combine` makes of whole updates, for which the desks are.
+// out = the combination of whole updates. The desks must have been made for them.
 void combine(const std::vector<WeightedUpdate>& held, const Combiner& combine, Desks& desks, float* out);
 
-// What a runner's pair_sums (runner.h) tell. Each update is read once.
+// As in runner.h. Each update is read once.
 std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted, bool apart);
 
 }  // namespace cpu

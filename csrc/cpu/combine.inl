@@ -25,7 +25,7 @@ FASTAGG_FN void trimmed_at(const Combination& c, int64_t i) {
 
 template <int N>
 void trimmed_few(const Combination& combination) {
-  const Combination c = combination;  // a copy: the compiler then knows that no store changes it
+  const Combination c = combination;  // a copy, so that the compiler knows that no store changes it
   int64_t i = 0;
   for (; i + kStrip <= c.n; i += kStrip) {
     ask_for_rows(c, i, kStrip);
@@ -41,8 +41,8 @@ FASTAGG_FN void trimmed_up_to(const Combination& c) {
   trimmed_few<N>(c);
 }
 
-// Sorts strips of all rows, and calls finish(values, width, to) for every vector: value k of its elements is at
-// values + k*width.
+// Sorts strips of all rows, and calls finish(values, width, to) for every vector. Value k of its elements is at values
+// + k*width.
 template <typename Finish>
 FASTAGG_FN void for_sorted(const Combination& c, Finish finish) {
   alignas(64) float values[kMostCombined * 16];
@@ -111,11 +111,11 @@ void combine_mean(const Combination& combination) {
 
 // -- squared distances
 
-constexpr int64_t kHeldSums = kSumLanes / kDoubles;  // vectors of them
-constexpr int64_t kTile = kFloats == 16 ? 4 : 2;     // rows whose sums with as many others are in registers
+constexpr int64_t kHeldSums = kSumLanes / kDoubles;  // vectors of sums in registers
+constexpr int64_t kTile = kFloats == 16 ? 4 : 2;     // rows of a tile, whose sums with as many others stay in registers
 
 // Adds products, or with Apart squared differences, of all pairs of a tile over n elements. Products of floats are
-// exact in double, and so is the order of the additions on every processor.
+// exact in double, and every processor adds them in the same order.
 template <bool Apart>
 FASTAGG_FN void pairs_of(const Pairs& p, const int64_t (&rows)[kTile], const int64_t (&columns)[kTile],
                          double (&totals)[kTile][kTile]) {

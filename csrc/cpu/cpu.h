@@ -13,13 +13,13 @@ namespace fastagg::cpu {
 
 using fastagg::RowJob;
 
-// The instruction sets in this build, best first, and whether this processor has them; the one in use. `select` returns
-// false and changes nothing if the processor does not have it.
+// The instruction sets in this build, best first, and whether this processor has them. `isa` is the one in use.
+// `select` returns false and changes nothing if the processor does not have it.
 std::vector<std::pair<const char*, bool>> isas();
 const char* isa();
 bool select(const char* name);
 
-// A whole server step, direction and optimizer, in one pass over memory. Without an optimizer only sums and rows
+// Does a whole server step, direction and optimizer, in one pass over memory. Without an optimizer only sums and rows
 // change. Bytes per parameter (fp32): AMSGrad on a given direction 36, FedBuff flush 16, FADAS flush 40, apply 12; ACE
 // into SGD 28 with fp32 rows, 24 with bf16, 22 with int8, 21 with int4, plus scales (at most 1.6% of a byte per byte of
 // row).
@@ -28,13 +28,13 @@ void step(const Update& update, const Direction& direction, const Optimizer& opt
 // acc_out = acc + weight*update (12 bytes per parameter). If acc is null, a new sum begins (8 bytes).
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out);
 
-// acc_out = acc + by_0*update_0 + by_1*update_1 + ..., in this order: the bits of one `accumulate` after the other, in
-// one pass. acc_out may be acc.
+// acc_out = acc + by_0*update_0 + by_1*update_1 + ..., in this order and in one pass. The bits are those of one
+// `accumulate` for each update. acc_out may be acc.
 void add_held(const std::vector<WeightedUpdate>& held, const float* acc, float* acc_out);
 
-// The same, for a sender's memory that may change meanwhile: each element is read once, into the L1 cache. Returns the
-// sum of squares of what was read (sum_squares). If it is not finite, what was written is worth nothing, so it must not
-// be what was there before. Not for rows and 8-bit moments.
+// The same as `step` and `accumulate`, for memory that its sender may change: each element is read once, into the L1
+// cache. They return the sum of squares of the values read (sum_squares). If it is not finite, the output is invalid,
+// so the output must not replace needed memory. Not for rows and 8-bit moments.
 double step_once(const Update& update, const Direction& direction, const Optimizer& optimizer);
 double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out);
 
@@ -59,9 +59,9 @@ void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size);
 // out = row(slot), dequantised.
 void read_row(const Rows& rows, int64_t slot, float* out);
 
-// Of every tensor of a model what is found while an update u is read (4 bytes more per parameter, for m): sums in
-// double over the parts of strands (math/reduce.h) that belong to it, in order. `ends`: where tensors end, the last one
-// with the model.
+// The sums that are computed for every tensor of a model while an update u is read (4 bytes more per parameter, for m).
+// They are added in double, in order, over the tensor's parts of strands (math/reduce.h). `ends`: where tensors end;
+// the last one ends with the model.
 class Tensors {
  public:
   explicit Tensors(std::vector<int64_t> ends);
@@ -71,10 +71,10 @@ class Tensors {
   TensorSums of(size_t tensor) const;
   const std::vector<int64_t>& ends() const { return ends_; }
   int64_t nbytes() const { return static_cast<int64_t>(parts_.size() * sizeof(TensorSums)); }
-  // Where parts begin, and the last one ends; their sums, which a device adds up itself.
+  // Where parts begin, and where the last one ends. A device adds up the parts' sums itself.
   std::vector<int64_t> begins() const;
   TensorSums* parts() { return parts_.data(); }
-  // Adds elements at..at+count-1, which are in one strand. Several threads may add other ones.
+  // Adds elements at..at+count-1, which must be in one strand. Several threads may add different elements.
   void add(const float* values, int64_t at, int64_t count);
 
   const float* m = nullptr;
@@ -82,37 +82,37 @@ class Tensors {
  private:
   int64_t begin(size_t tensor) const { return tensor == 0 ? 0 : ends_[tensor - 1]; }
   std::vector<int64_t> ends_;
-  std::vector<size_t> first_;  // of each tensor: the place of its first part
+  std::vector<size_t> first_;  // by tensor: the place of its first part
   std::vector<TensorSums> parts_;
 };
 
-// Sum of squares in double, in reduce.h's fixed order (4 bytes per parameter). It is infinite or NaN exactly if some
-// element is.
+// The sum of squares in double, in reduce.h's fixed order (4 bytes per parameter). It is infinite or NaN exactly if
+// some element is.
 double sum_squares(const Update& update, Tensors* tensors = nullptr);
 
-// Copies an update to where `copy` lies, which has the same elements of the same types, and returns the copy's sum of
-// squares. Every byte is read once (8 bytes per parameter).
+// Copies an update into `copy`, which has the same elements of the same types, and returns the copy's sum of squares.
+// Every byte is read once (8 bytes per parameter).
 double absorb(const Update& update, const Update& copy, Tensors* tensors = nullptr);
-// Only copies.
+// Copies without a sum.
 void copy(const Update& update, const Update& to);
 
 // Both norms of AsyncFedED (its Eq. 6) in one read, 12 bytes per parameter, and FedAC's inner product.
 struct Distances {
   double moved;   // |x - base|^2
   double update;  // |update|^2
-  double inner;   // (x - base).update if it is wanted; otherwise 0
+  double inner;   // (x - base).update, or 0 if it is not wanted
 };
 Distances distances(const Update& update, const float* x, const float* base, bool wants_inner);
 
-// Whether an answer looks as if it had another form than its sender says, beside the model x that the client was sent.
-// An update u does if it is nearly the model or its negative: |u - x| or |u + x| < 0.1*|u|. A trained model t does if
-// it is nearly nothing: |t| < 0.1*|t - x|. At most 1,024 elements are compared. Fewer than 16 elements say nothing, nor
-// does a constant.
+// Whether an answer looks as if it had another form than its sender says, judged by the model x that the client was
+// sent. An update u does if it is nearly the model or its negative: |u - x| or |u + x| < 0.1*|u|. A trained model t
+// does if it is nearly zero: |t| < 0.1*|t - x|. At most 1,024 elements are compared. Fewer than 16 elements, or a
+// constant, never count as wrong.
 bool is_misformed(const Update& numbers, const Update& x, bool is_trained);
 
-// Encoded updates (math/wire.h). `encode` fills the arrays of `into`, which is allocated, from an update of as many
-// elements; of a top-k it chooses the largest, and of equals the first. `ends` is there already. The key is that of the
-// rounding. Returns whether all numbers are finite; if not, what was written is worth nothing.
+// Encoded updates (math/wire.h). `encode` fills the allocated arrays of `into` from an update of as many elements. A
+// top-k takes the largest magnitudes, and the first of equal ones. `ends` must be set already. The key is that of the
+// rounding. Returns whether all numbers are finite. If not, the output is invalid.
 bool encode(const Update& update, const Wire& into, const RandomKey& key);
 void decode(const Wire& wire, int64_t at, float* out, int64_t n);  // `at` is a multiple of kScaleBlock
 

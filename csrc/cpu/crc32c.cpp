@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli's polynomial, reflected: 0x82F63B78; RFC 3720): by the processor's instruction where it has one,
+// CRC-32C (Castagnoli's polynomial, reflected: 0x82F63B78; RFC 3720), by the processor's instruction if it has one,
 // otherwise with tables.
 #include <cstring>
 
@@ -88,7 +88,7 @@ FASTAGG_CRC inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return _mm_cr
 #if defined(__linux__)
 bool has_instruction() { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
 #else
-bool has_instruction() { return true; }  // all of Apple's 64-bit processors
+bool has_instruction() { return true; }  // all of Apple's 64-bit processors have it
 #endif
 FASTAGG_CRC inline uint32_t crc_word(uint32_t crc, uint64_t word) { return __crc32cd(crc, word); }
 FASTAGG_CRC inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }

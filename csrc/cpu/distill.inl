@@ -34,7 +34,7 @@ FASTAGG_FN T largest_of(const T* in, T scale, int64_t n) {
   return lanes[0];
 }
 
-// sums[0] = sum of e = exp(scale*in - most), sums[1] = sum of weigh(e, t, i) with t = scale*in - most; out = e.
+// sums[0] = sum of e = exp(scale*in - largest), sums[1] = sum of weigh(e, t, i) with t = scale*in - largest; out = e.
 template <typename T, typename Weigh>
 FASTAGG_FN void exponentials(const T* in, T scale, T largest, int64_t n, T* out, double* sums, Weigh weigh) {
   sums[0] = sums[1] = 0.0;

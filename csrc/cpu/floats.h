@@ -1,5 +1,5 @@
-// How a thread's floating-point unit rounds, and what it does with the smallest numbers. A program may have it flush
-// them to zero (torch.set_flush_denormal; any library that was linked with -ffast-math), in some of its threads.
+// Sets how a thread's floating-point unit rounds, and that it keeps denormal numbers. Programs may have it flush them
+// to zero in some threads (torch.set_flush_denormal, or any library that was linked with -ffast-math).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace fastagg::cpu {
 
-// As long as one lives, its thread computes as IEEE 754 says, so that results depend on no thread.
+// While it lives, its thread computes by IEEE 754, so that results do not depend on the thread.
 class PlainFloats {
  public:
   PlainFloats() : before_(modes()) {

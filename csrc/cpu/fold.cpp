@@ -13,7 +13,7 @@ size_t together(const std::vector<TrainedModel>& trained, size_t first) {
   return same == 3 ? 2 : same;
 }
 
-// A block of what a model began from. In bf16 it is widened into scratch.
+// A block of a model's base. bf16 is widened into scratch.
 const float* base_at(const Kernels& table, const TrainedModel& model, int64_t at, int64_t n, Scratch& scratch) {
   if (model.base == nullptr || model.dtype == kFloat32) return shifted(model.base, at);
   widen(table, {model.base, 0, 0, model.dtype}, at, scratch.values, n);
@@ -34,15 +34,15 @@ void fold(const std::vector<TrainedModel>& trained, const float* acc, float* acc
   for_each_part(size, 4 * vectors, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin, n = 0; at < end; at += n) {
       n = std::min(kBlock, end - at);
-      Scratch base, scratch;  // all groups but the last are added here, in the L1 cache
+      Scratch base, scratch;  // all groups but the last are summed here, in the L1 cache
       const float* before = shifted(acc, at);
       for (size_t first = 0, count = 0; first < trained.size(); first += count) {
         count = together(trained, first);
-        std::optional<BlockReader> readers[kFolds];  // on the stack: where the sum is being written, nothing may fail
+        std::optional<BlockReader> readers[kFolds];  // on the stack, because nothing may fail while the sum is written
         int64_t plain = end - at;
         for (size_t k = 0; k < count; ++k)
           plain = std::min(plain, readers[k].emplace(trained[first + k].model, table, at).plain(at));
-        if (whole_blocks) n = std::max(n, plain / kBlock * kBlock);  // whole blocks that all models have in one place
+        if (whole_blocks) n = std::max(n, plain / kBlock * kBlock);  // whole blocks that are contiguous in all models
         Fold run{};
         run.count = static_cast<int>(count);
         for (size_t k = 0; k < count; ++k) {

@@ -9,9 +9,8 @@ FASTAGG_FN int32_t larger_bits(int32_t largest, uint32_t bits) {
   return magnitude > largest ? magnitude : largest;
 }
 
-// Based: the values are models and are compared with a base; otherwise they are differences. Fresh: there is no sum
-// yet. The bits of infinity and NaN are larger than any number's, so `most` is the largest magnitude, compared as an
-// integer.
+// Based: the values are models, and a base is subtracted. Otherwise they are differences. Fresh: there is no sum yet.
+// The bits of infinity and NaN are larger than any number's, so magnitudes are compared as integers.
 template <int Count, bool Based, bool SteppedBlock, typename L, bool Streams, typename Most>
 FASTAGG_FN void fold_at(const Fold& f, int64_t i, Most* largest) {
   typedef typename L::F Of;
@@ -30,7 +29,7 @@ FASTAGG_FN void fold_at(const Fold& f, int64_t i, Most* largest) {
 
 template <int Count, bool Based, bool SteppedBlock, bool Streams>
 FASTAGG_FN void fold_of(const Fold& fold, int32_t* largest) {
-  const Fold f = fold;  // a copy: the compiler then knows that no store changes it
+  const Fold f = fold;  // a copy, so that the compiler knows that no store changes it
   I wide[Count] = {};
   int64_t i = 0;
   for (; i + kStrip <= f.n; i += kStrip) {

@@ -74,7 +74,7 @@ struct BlendLoop {
   }
 };
 
-// Reads: there is an old row. Writes: the new row has a place.
+// Both: an old row is read, and the new one is written. Otherwise one of them is missing.
 template <bool Both>
 struct MeanLoop {
   static constexpr bool kReadsX = false;
@@ -167,7 +167,7 @@ FASTAGG_FN void ask_for_state(const Run& r, int64_t i) {
 
 template <typename Towards, typename Does>
 void fused(const Run& call) {
-  const Run r = call;  // a copy: the compiler then knows that no store changes it
+  const Run r = call;  // a copy, so that the compiler knows that no store changes it
   int64_t i = 0;
   if (r.ahead != 0 || r.stream_out || r.stream_write) {
     for (; i + kStrip <= r.n; i += kStrip) {

@@ -46,7 +46,8 @@ const Isa kIsas[] = {
     {&baseline::table, true},
 };
 
-// Returns the instruction set's table with this many floats per vector. If it has none, returns its first, the widest.
+// Returns the instruction set's table with this many floats per vector. If there is none, returns its first table, the
+// widest.
 const Kernels* find(const char* name, int64_t lanes) {
   const Kernels* first = nullptr;
   for (const Isa& candidate : kIsas) {

@@ -26,21 +26,21 @@ enum FusedDirection : int {
   kAlongEnter,       // mean: an old row or a new one is missing
   kAlongBuffered,    // calibrated, without a step
   kAlongCalibrated,  // calibrated, with a step
-  kAlongSum,         // D = sum*sum_scale: the sum was updated before
+  kAlongSum,         // D = sum*sum_scale, where the sum is up to date
   kAlongs
 };
 
-// What a loop does with its direction: an optimizer's step (its place in the list), or one of these.
+// How a loop uses its direction: an optimizer's step (its place in the list), or one of these.
 constexpr int kGives = Optimizers::kCount;      // out = D
-constexpr int kMoves = Optimizers::kCount + 1;  // nothing more: the sum and the row were updated
+constexpr int kMoves = Optimizers::kCount + 1;  // nothing more: only the sum and the row are updated
 constexpr int kActs = Optimizers::kCount + 2;
 
-// A run of elements. Each pointer is to the run's first element. math/directions.h and the optimizer tell which are
-// used.
+// A run of elements. Each pointer is to the run's first element. The direction (math/directions.h) and the optimizer
+// determine which ones are used.
 struct Run {
   const float* update;
   float gain, weight, scale;
-  float turn;  // of m, turned
+  float turn;  // the factor of m in a turned direction
   const float *acc, *base, *read;
   float *write, *sum;
   float entering, leaving, dither, sum_scale, acc_scale;
@@ -63,24 +63,25 @@ struct CodedBlock {
   int64_t n, ahead;
 };
 
-// Sets a row's block to gain*in. With a sum, also sum += entering*new - leaving*old, and sum += term_weight*term if
-// there is a term. n is a multiple of kScaleBlock.
+// Sets a row's block to gain*in. With a sum, also sum += entering*new - leaving*old. With a term, also sum +=
+// term_weight*term. n is a multiple of kScaleBlock.
 struct RowChange {
   const float* in;
   float gain;
   const uint32_t* words;  // this block's random words
   Row write;
   int64_t n, ahead;
-  const float* ask;  // the next stage will read a block here; it is prefetched
-  Row read = {};     // may be the written row; missing: there is no old one
-  Row term = {};     // a different row from the written one
+  const float* ask;  // a block to prefetch for the next stage
+  Row read = {};     // the old row, which may be the written one; missing: there is none
+  Row term = {};     // a row other than the written one
   float entering = 0.0f, leaving = 0.0f, dither = 0.0f, term_weight = 0.0f;
   float* sum = nullptr;
 };
 
-// out = acc + weight[0]*(in[0] - base) + ..., in this order. If acc is null, it counts as zero; if base is null, so
-// does base. `out` may be acc unless the stores bypass the caches.
-constexpr int kFolds = 4;  // models that one loop reads at once. Every one is a stream of memory, and caches follow few
+// out = acc + weight[0]*(in[0] - base) + ..., in this order. Null acc or base count as zero. `out` may be acc unless
+// stores bypass the caches.
+constexpr int kFolds =
+    4;  // models that one loop reads at once; each is a stream of memory, and caches follow few streams
 struct Fold {
   int count;  // 1, 2 or 4
   const float* in[kFolds];
@@ -91,7 +92,7 @@ struct Fold {
   bool stream_out;  // stores that bypass the caches; `out` is aligned to 64 bytes
 };
 
-// out = the n elements of each row, times its weight, combined (math/combine.h).
+// out = the combination of n elements of each row, times its weight (math/combine.h).
 struct Combination {
   const float* const* rows;
   const float* weights;
@@ -99,20 +100,20 @@ struct Combination {
   float* out;
 };
 
-// sums[i*count + k] += the sum over n elements of row i times row k, each times its weight, for i <= k; if `apart`, of
+// sums[i*count + k] += the sum over n elements, for i <= k, of row i times row k, each times its weight. If `apart`, of
 // the square of their difference. In double.
 struct Pairs {
   const float* const* rows;
   const float* weights;
   int64_t count, n;
   bool apart;
-  const uint8_t* wanted;  // [count, count]: which; null: all
+  const uint8_t* wanted;  // [count, count]: the wanted pairs; null: all
   double* sums;
   bool wants(int64_t i, int64_t k) const { return i <= k && (wanted == nullptr || wanted[i * count + k] != 0); }
 };
 
-// out += scale*normal numbers, for 1,024 elements. The blocks at `ask`, which later stages read, are prefetched; they
-// may be any address, or null.
+// out += scale*normal numbers, for 1,024 elements. The blocks at `ask` are prefetched for later stages. They may be any
+// address, or null.
 struct NoiseBlock {
   const ChaChaKey& key;
   int64_t block;
@@ -131,25 +132,22 @@ struct RowLoss {
 
 constexpr int kSums = 3;
 
-// Codes and scales of a block whose first element begins a scale block. `words`: the block's random words.
+// Encodes a block that begins a scale block into codes and scales. `words`: the block's random words.
 using Encoder = void (*)(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales);
 
 struct Kernels {
   const char* isa;
   int lanes;                                      // floats per vector
-  void (*fused[kAlongs][kActs])(const Run& run);  // null if the direction and the act do not go together
-  // `first`: the number of the first scale block within the whole vector. Null where an optimizer has no 8-bit moments.
+  void (*fused[kAlongs][kActs])(const Run& run);  // null if the act cannot follow the direction
   void (*coded[Optimizers::kCount])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);
-  void (*fold)(const Fold& run, int32_t* largest);  // most[k]: the bits of the largest magnitude of in[k] - base
-  // The random words of a whole block, 4 times 128 (rows.inl tells which element uses which). This stage does not wait
-  // for memory. So it also prefetches the block at `ask`, which a later stage reads. `ask` may be any address, or null.
+  void (*fold)(const Fold& run, int32_t* largest);  // largest[k]: the bits of the largest magnitude of in[k] - base
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);
   void (*noise)(const NoiseBlock& run);
   void (*change[RowFormats::kCount])(const RowChange& change);
   void (*decode[RowFormats::kCount])(Row row, float* out, int64_t n, int64_t ahead);
-  // Elements at..at+n-1 of an encoded update; `at` is a multiple of kScaleBlock.
+  // Decodes elements at..at+n-1 of an encoded update. `at` is a multiple of kScaleBlock.
   void (*decode_wire[WireFormats::kCount])(const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead);
   Encoder encode_wire[WireFormats::kCount];  // null: not every element has a code of its own
   Encoder encode_values[ValueCodecs::kCount];
@@ -157,15 +155,15 @@ struct Kernels {
   uint32_t (*largest)(const float* in, int64_t n);  // bits of the largest magnitude
   // sum += weight*row
   void (*add_row[RowFormats::kCount])(float* sum, Row row, float weight, int64_t n, int64_t ahead);
-  // total += weight*row, added in double
+  // total += weight*row, in double
   void (*add_exactly[RowFormats::kCount])(double* total, Row row, float weight, int64_t n, int64_t ahead);
   void (*settle)(const double* total, float* sum, int64_t n);
-  // Sums over at most one strand (math/reduce.h): of update^2; or of (x - base)^2 and, if `inner`, of (x -
-  // base)*update. n is a multiple of 128; the caller pads with zeros.
+  // Sums over at most one strand (math/reduce.h) of update^2, or of (x - base)^2 and, if `inner`, of (x - base)*update.
+  // n is a multiple of 128. The caller pads with zeros.
   void (*squares)(const float* update, int64_t n, int64_t ahead, double* out);
-  // The same, and copies the update on the way: each element is loaded once.
+  // The same, but also copies the update. Each element is loaded once.
   void (*copy_squares)(const float* update, float* copy, int64_t n, int64_t ahead, double* out);
-  // The sum over a whole group of a top-k that begins there.
+  // The sum over the whole group at `begin` of a top-k.
   double (*squares_topk[ValueCodecs::kCount])(const Wire& wire, int64_t begin);
   void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
                 double* out);
@@ -173,7 +171,7 @@ struct Kernels {
   void (*add_pairs)(const Pairs& run);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
-  // Local steps of one client, in a workspace of the network's whose borders are zeros.
+  // One client's local steps, in a workspace of the network whose borders are zeros.
   void (*train)(const train::Net& net, const train::TrainCall& call, float* memory);
 };
 

@@ -85,7 +85,7 @@ constexpr void fill_values(Kernels& to, List<Each...>) {
 }
 #endif
 
-// A direction with every optimizer, and alone. Tensors are turned towards m.
+// Fills in a direction with every optimizer, and alone. Turned directions need an optimizer with m.
 template <typename Towards, typename... Each>
 constexpr void fill_steps(void (*(&to)[kActs])(const Run&), List<Each...>) {
   int act = 0;

@@ -1,7 +1,7 @@
-// Block kernels of optimizers with 8-bit moments (math/moments.h): decode, step, encode, all in the L1 cache. Included
-// by kernels.inl, after rows.inl.
+// Block kernels of optimizers with 8-bit moments (math/moments.h): decode, step and encode, all in the L1 cache.
+// Included by kernels.inl, after rows.inl.
 //
-// The lanes are written out instead of leaving them to the compiler. The speed is limited by instructions per cycle.
+// Vector operations are written out and not left to the compiler, because instructions per cycle limit the speed.
 // Instructions that combine three operands, where they exist, save a fifth of the time.
 
 constexpr int64_t kQuarter = kScaleBlock / 4;
@@ -51,7 +51,7 @@ FASTAGG_FN U encoded_v(F value, U random, float unit, uint32_t minus, U codes) {
 struct SteppedBlock {
   alignas(64) float m[kScaleBlock], v[kScaleBlock], vhat[kScaleBlock];
   alignas(64) uint32_t words[kQuarter];
-  float most_m, most_v;  // the largest magnitude of m; and of v or vhat
+  float most_m, most_v;  // the largest magnitude of m, and of v or vhat
   uint32_t unit_m, unit_v;
 };
 
@@ -68,7 +68,7 @@ struct MomentWords {
   U m, v, vhat, old_m, old_v, old_vhat, random, m_out, v_out;
 };
 
-// The addresses of a block's vectors, and how far ahead they are prefetched.
+// The addresses of a block's vectors, and the prefetch distance.
 struct Vectors {
   const float* direction;
   const float* x;
@@ -122,7 +122,7 @@ FASTAGG_FN void finish_quarter(const BlockFactors& t, const Vectors& at_block, c
 }
 
 // In one loop: advances the moments of block `b` into `now`, and moves and encodes block b-1 from `before`. The first
-// consists of long chains of additions, and the second waits for divisions. Neither alone keeps the processor busy.
+// has long chains of additions, and the second waits for divisions. Neither alone keeps the processor busy.
 template <typename Opt, bool Advances, bool Finishes>
 FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hyper, SteppedBlock& now,
                            const SteppedBlock& before) {
@@ -194,7 +194,7 @@ FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hype
   }
 }
 
-// Limits values to the largest that can be stored. So one overflow does not turn a whole block into NaN.
+// Limits values to the largest that can be stored, so that one overflow does not turn a whole block into NaN.
 void keep_finite(float* values) {
   const float largest = float_from_bits(kLargest);
   for (int64_t i = 0; i < kScaleBlock; ++i) {

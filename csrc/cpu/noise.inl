@@ -10,7 +10,7 @@ struct NoiseLanes : Simd {
   FASTAGG_FN U word(I whole) { return (U)whole; }
 };
 
-// It waits for instructions and hardly for memory, so it prefetches what the stages behind it read.
+// This stage is limited by instructions, not by memory, so it also prefetches what later stages read.
 void noise_block(const NoiseBlock& run) {
   constexpr int64_t kLines = kBlock / kLine, kTurns = kNoiseCalls / kFloats * 8;
   static_assert(kBlock == 16 * kNoiseCalls && (kLines % kTurns == 0 || kTurns % kLines == 0));
@@ -19,7 +19,8 @@ void noise_block(const NoiseBlock& run) {
   for (int64_t lane = 0; lane < kFloats; ++lane) lanes[lane] = static_cast<uint32_t>(lane);
   int64_t line = 0, turn = 0;
   for (int64_t call = 0; call < kNoiseCalls; call += kFloats) {
-    const uint64_t first = static_cast<uint64_t>(run.block * kNoiseCalls + call);  // lanes do not carry
+    const uint64_t first =
+        static_cast<uint64_t>(run.block * kNoiseCalls + call);  // no lane carries into the upper half
     const U place[4] = {lanes + static_cast<uint32_t>(first), U{} + static_cast<uint32_t>(first >> 32), U{}, U{}};
     U words[16];
     chacha20<NoiseLanes>(run.key, place, words);

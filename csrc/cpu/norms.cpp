@@ -59,15 +59,15 @@ void copy_range(const Update& update, const Update& to, int64_t at, int64_t coun
   }
 }
 
-// Where the fp32 elements at..at+count-1 lie, if they lie in one piece.
+// The address of fp32 elements at..at+count-1 if they are in one piece, else null.
 float* plain_at(const Update& update, int64_t at, int64_t count) {
   const auto piece = piece_at(update, at);
   if (piece->dtype != kFloat32 || at + count > piece->begin + piece->size) return nullptr;
   return static_cast<float*>(const_cast<void*>(piece->data)) + (at - piece->begin);
 }
 
-// How many strands a thread takes at a time: a whole group, or less of a small update, so that each thread reads here
-// what it steps afterwards. Cores that share no cache pay for every line that goes from one to the other.
+// How many strands a thread takes at a time: a whole group, or less for a small update, so that each thread reads the
+// elements that it later steps. Between cores that share no cache, every line that moves costs time.
 int64_t strands_at_a_time(int64_t strands) {
   int64_t per = threads() > 1 && strands > 8 ? 2 : kGroupStrands;
   while (per < kGroupStrands && per * 8 * threads() < strands) per *= 2;
@@ -104,7 +104,7 @@ std::vector<TensorSums> group_sums(const Update& update, int used, int64_t bytes
       }
     if (strand_sums.empty()) add(whole, first, last);
   };
-  // A pass that only reads hands nothing over, so already two groups are worth sharing.
+  // A pass that only reads is worth sharing from two groups on, because no line changes sides.
   parallel((strands + per - 1) / per, std::max(update.size * bytes, kWorthSharing), part);
   for (int64_t first = 0; !strand_sums.empty() && first < strands; first += kGroupStrands)
     add(&strand_sums[static_cast<size_t>(first)], first, std::min(strands, first + kGroupStrands));
@@ -153,7 +153,7 @@ struct Products {
   float least = HUGE_VALF, largest = -HUGE_VALF;  // of u
 
   bool are_misformed(double share, bool is_trained) const {
-    if (least == largest) return false;  // a made-up one
+    if (least == largest) return false;  // a constant may be artificial
     const double apart = own - 2.0 * both + model, opposite = own + 2.0 * both + model;
     return is_trained ? own < share * share * apart : std::min(apart, opposite) < share * share * own;
   }
@@ -161,7 +161,7 @@ struct Products {
 
 constexpr int64_t kMostCompared = 1024;
 
-// Elements begin..end-1: in place if they are fp32 of a single piece, otherwise copied to `scratch`.
+// Elements begin..end-1: in place if they are fp32 in a single piece, otherwise copied to `scratch`.
 const float* floats_of(const Update& update, int64_t begin, int64_t end, float* scratch) {
   const Piece& piece = *piece_at(update, begin);
   const int64_t offset = begin - piece.begin;
@@ -173,7 +173,7 @@ const float* floats_of(const Update& update, int64_t begin, int64_t end, float* 
   return scratch;
 }
 
-// The products over evenly spaced runs of elements, kMostCompared at most. Of encoded numbers a run begins at a block.
+// The products over evenly spaced runs of elements, at most kMostCompared. In encoded numbers a run begins at a block.
 Products products_of(const Update& numbers, const Update& x, int64_t runs, int64_t length) {
   Products sum;
   const int64_t apart = numbers.size / runs;
@@ -198,7 +198,7 @@ Products products_of(const Update& numbers, const Update& x, int64_t runs, int64
 bool is_misformed(const Update& numbers, const Update& x, bool is_trained) {
   constexpr int64_t kFewest = 16, kRuns = 64;
   if (numbers.size < kFewest) return false;
-  // A few elements come first. They are enough for an ordinary answer.
+  // A few elements come first. They are enough for most answers.
   if (!products_of(numbers, x, kFewest, 1).are_misformed(0.5, is_trained)) return false;
   const bool all = numbers.size <= kMostCompared;
   return products_of(numbers, x, all ? 1 : kRuns, kMostCompared / (all ? 1 : kRuns)).are_misformed(0.1, is_trained);
@@ -263,7 +263,7 @@ double absorb(const Update& update, const Update& copy, Tensors* tensors) {
     float* const to = plain_at(copy, at, count);
     if (from == nullptr || to == nullptr || whole_rows(count) != count) {
       copy_range(update, copy, at, count);
-      return false;  // the copy is summed
+      return false;  // the caller sums the copy
     }
     kernels().copy_squares(from, to, count, tuning().prefetch, out);
     if (tensors != nullptr) tensors->add(to, at, count);
@@ -288,15 +288,15 @@ void fold_once(const std::vector<TrainedModel>& updates, const float* acc, float
   const int64_t size = updates.front().model.size, ahead = tuning().prefetch;
   const size_t count = updates.size(), groups = static_cast<size_t>((size + kGroup - 1) / kGroup);
   const bool past = bypasses(4 * size * static_cast<int64_t>(count + 2)) && acc_out != acc && aligned(acc_out);
-  std::vector<double> sums(groups * count);  // of each group
+  std::vector<double> sums(groups * count);  // by group and update
   auto group = [&](int64_t index) {
     double* const totals = sums.data() + static_cast<size_t>(index) * count;
-    Strand copies[kFolds], total;  // all but the last are added here
+    Strand copies[kFolds], total;  // the updates are copied here, and all but the last group are summed here
     for (int64_t at = index * kGroup, end = std::min(size, at + kGroup); at < end; at += kStrand) {
       const int64_t n = std::min(kStrand, end - at);
       const float* before = shifted(acc, at);
       for (size_t first = 0, folded = 0; first < count; first += folded) {
-        // Nothing is added to the first of a sum, not even zero: it would change the sign of one.
+        // The first update is stored, not added to zero: that would change the sign of a zero.
         folded = before == nullptr ? 1 : std::min<size_t>(kFolds, count - first);
         folded = folded == 3 ? 2 : folded;
         Fold fold{};

@@ -24,16 +24,17 @@ using std::chrono::microseconds;
 
 // If a yielding thread gets its core back only after this time, another thread was using the core.
 constexpr microseconds kTaken{100};
-// How long the caller spins for workers that are still busy when its own work is done.
+// How long the caller spins for busy workers after its own work is done.
 constexpr microseconds kPatience{40};
-// For how many calls a worker does not spin after it found its core taken.
+// The number of calls for which a worker does not spin after it found its core taken.
 constexpr int kBackOff = 16;
 
-// Up to so many bytes a call's data may still lie in the caches. There a thread leaves the others' chunks alone: cores
-// that share no cache (another core complex, and now and then two cores of a virtual machine) pay for each line that
-// changes sides more than a chunk's work, in this call and in the next one.
+// If a call's data is at most this large, it may still be in the caches. Then a thread leaves the others' chunks alone.
+// If cores share no cache (another core complex, or sometimes two cores of a virtual machine), each line that changes
+// sides costs more than a chunk's work, in this call and in the next one.
 constexpr int64_t kCached = int64_t{1} << 25;
-// But it does them if their thread begins none for so long: this, and so many times what one of its own took.
+// But it helps a thread that has begun no chunk for this long, plus kSlower times the duration of one of its own
+// chunks.
 constexpr microseconds kStandstill{20};
 constexpr int kSlower = 10;
 
@@ -77,7 +78,7 @@ struct Job {
   Task task;
   void* context;
   std::vector<Share>& shares;
-  bool cached;  // what the chunks touch may lie in the caches of the threads that had them last
+  bool cached;  // the chunks' data may be in the caches of the threads that used it last
 
   void work(size_t own) {
     const size_t count = shares.size();
@@ -98,7 +99,7 @@ struct Job {
     return true;
   }
 
-  // Does chunks of a thread that has not begun, or that has begun none for `patience`.
+  // Does chunks of a thread that has not begun, or has begun none for `patience`.
   void help(Share& share, Clock::duration patience) {
     auto moved = Clock::now();
     int64_t seen = share.left();
@@ -129,8 +130,7 @@ class Pool {
     workers_.reserve(static_cast<size_t>(workers));
     try {
       for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { serve(i); });
-    } catch (
-        const std::exception&) {  // the system has no more threads: the others do the work of those that are missing
+    } catch (const std::exception&) {  // the system has no more threads: the others do their work
     }
   }
 
@@ -144,7 +144,7 @@ class Pool {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  int threads() const { return static_cast<int>(shares_.size()); }  // with the caller, as they were asked for
+  int threads() const { return static_cast<int>(shares_.size()); }  // the requested number, including the caller
 
   // Whether calling the workers is worth it: they are awake, or the work is large enough to wake them, or calls follow
   // each other so quickly that the workers will be awake for the next ones.
@@ -153,7 +153,7 @@ class Pool {
     return Clock::now() - last_ < microseconds{tuning().spin};
   }
 
-  // Call it after the caller worked alone.
+  // Must be called after the caller worked alone.
   void passed() { last_ = Clock::now(); }
 
   void run(Task task, void* context, int64_t chunks, int64_t bytes) {
@@ -225,9 +225,9 @@ class Pool {
 #endif
 
   void serve(size_t index) {
-    const PlainFloats plain;  // not those of the thread that began this one
+    const PlainFloats plain;  // not inherited from the thread that started this one
     uint64_t seen = 0;
-    int quiet = 0;  // for so many more calls this worker sleeps at once
+    int quiet = 0;  // the number of calls for which this worker still sleeps at once
     for (;;) {
       wait_for_call(seen, quiet);
       seen = generation_.load();
@@ -275,7 +275,7 @@ class Pool {
 };
 
 // Everything that a forked child must not inherit in an intermediate state. The child gets a new State. The old one is
-// left behind, with the parent's threads, which do not exist in the child.
+// abandoned with the parent's threads, which do not exist in the child.
 struct PoolState {
   std::mutex busy;
   std::unique_ptr<Pool> pool;
@@ -309,7 +309,7 @@ void parallel(int64_t chunks, int64_t bytes, Task task, void* context) {
     shared.pool.reset();
     try {
       shared.pool = std::make_unique<Pool>(count - 1);
-    } catch (const std::bad_alloc&) {  // a step that has begun cannot fail
+    } catch (const std::bad_alloc&) {  // the caller then works alone, because a step that has begun cannot fail
     }
   }
   if (shared.pool != nullptr && shared.pool->worth(bytes)) {

@@ -13,9 +13,8 @@ using Task = void (*)(void* context, int64_t chunk);
 
 // Calls task(context, i) once for each i in 0..chunks-1, on the pool and on the calling thread. Returns when all are
 // done. Each thread begins with its own share, because its caches may still hold the data of the last call. Then it
-// helps the others, because a neighbour may slow a core down; if the data may lie in caches, only those that stand
-// still. If another caller uses the pool at the same time (two
-// server threads), the work runs on the calling thread alone.
+// helps the others, because a neighbour may slow a core down. If the data may be in caches, it helps only threads that
+// have stopped. If another caller uses the pool at the same time, the work runs on the calling thread alone.
 //
 // `bytes` is the memory that all chunks touch. The caller does little work alone, because data that one core has just
 // written reaches another core slowly. Waking a sleeping worker costs 10 to 20 us on a virtual machine. So medium work

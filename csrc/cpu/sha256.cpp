@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), by the processor's instructions where it has them.
+// SHA-256 (FIPS 180-4), by the processor's instructions if it has them.
 #include "sha256.h"
 
 #include <algorithm>
@@ -101,7 +101,7 @@ FASTAGG_SHA void hardware(uint32_t* state, const uint8_t* data, size_t blocks) {
 #if defined(__linux__)
 bool has_instruction() { return (getauxval(AT_HWCAP) & HWCAP_SHA2) != 0; }
 #else
-bool has_instruction() { return true; }  // all of Apple's 64-bit processors
+bool has_instruction() { return true; }  // all of Apple's 64-bit processors have it
 #endif
 
 FASTAGG_SHA void hardware(uint32_t* state, const uint8_t* data, size_t blocks) {
@@ -155,7 +155,7 @@ Sha256& Sha256::add(const void* data, size_t size) {
 Digest Sha256::digest() {
   const uint64_t bits = 8 * size_;
   uint8_t end[72] = {0x80};
-  const size_t zeros = (119 - size_ % 64) % 64 + 1;  // 0x80 is the first of them
+  const size_t zeros = (119 - size_ % 64) % 64 + 1;  // includes the byte 0x80
   for (int i = 0; i < 8; ++i) end[zeros + static_cast<size_t>(i)] = static_cast<uint8_t>(bits >> (56 - 8 * i));
   add(end, zeros + 8);
   Digest digest;

@@ -36,7 +36,7 @@ FASTAGG_FN void put_vector(V value, T* to) {
   memcpy(to, &value, sizeof value);
 }
 
-// `mask`: the bits of each lane are all ones or all zeros.
+// Selects lanes by `mask`, whose lanes' bits are all ones or all zeros.
 FASTAGG_FN F chosen(I mask, F yes, F no) { return (F)(((U)mask & (U)yes) | (~(U)mask & (U)no)); }
 
 // Streamed stores are weakly ordered. The fence makes them visible before a run counts as done.
@@ -46,7 +46,7 @@ FASTAGG_FN void fence() {
 #endif
 }
 
-// The operations that element functions need from a type of lanes. math/portable.h has them for a single element.
+// The operations that element functions need from a type of lanes. math/portable.h has them for single elements.
 typedef F Vector;
 struct Simd {
   typedef Vector F;
@@ -55,7 +55,7 @@ struct Simd {
   FASTAGG_FN F load(const float* from) { return vector_at<F>(from); }
   FASTAGG_FN void store(F value, float* to) { put_vector(value, to); }
 
-  // Stores past the caches. `to` is aligned to a vector.
+  // Stores that bypass the caches. `to` is aligned to a vector.
   FASTAGG_FN void stream(F value, float* to) {
 #if defined(FASTAGG_512)
     _mm512_stream_ps(to, (__m512)value);
@@ -141,7 +141,7 @@ struct Simd {
   }
 };
 
-// The larger of `most` and |value|. NaN is skipped.
+// The larger of `largest` and |value|. NaN is skipped.
 FASTAGG_FN F larger_magnitude(F largest, F value) {
 #if defined(FASTAGG_512)
   return (F)_mm512_maskz_range_ps(0xffff, (__m512)value, (__m512)largest, 0x0b);
@@ -197,8 +197,8 @@ FASTAGG_FN W widening_product(W x, W y) {
 #endif
 }
 
-// Half a vector's floats, converted to double. It exists because GCC splits __builtin_convertvector of four or eight
-// floats in two, and takes the upper half through memory.
+// Converts half a vector's floats to double. GCC would split __builtin_convertvector of four or eight floats in two,
+// and take the upper half through memory.
 typedef float HalfF __attribute__((vector_size(2 * kFloats)));
 FASTAGG_FN D widened(HalfF values) {
 #if defined(FASTAGG_512)

@@ -10,9 +10,9 @@
 namespace fastagg::cpu {
 namespace {
 
-// Adds what there is of a top-k to a block, with the bits of adding all of it: a zero changes nothing but, if it is
-// positive, the sign of a zero. `signed_zeros`: whether the block may have negative ones. False: a value is itself
-// zero.
+// Adds the stored elements of a top-k to a block. The bits are those of adding all elements: a zero changes nothing,
+// except that a positive one changes the sign of a negative zero. `signed_zeros`: whether the block may have negative
+// zeros. False: a stored value is itself zero.
 bool add_sparse(const Wire& wire, float by, int64_t at, int64_t n, float* out, bool* signed_zeros) {
   const int32_t* const last = wire.indices + wire.count;
   const int32_t* const first = std::lower_bound(wire.indices, last, static_cast<int32_t>(at));
@@ -25,7 +25,7 @@ bool add_sparse(const Wire& wire, float by, int64_t at, int64_t n, float* out, b
   return true;
 }
 
-// The block of acc + held[0] + ... + held[count-1], added in order in the L1 cache. Null: there is nothing.
+// The block of acc + held[0] + ... + held[count-1], added in order in the L1 cache. Null: there is nothing to add.
 const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& held, size_t count, const float* acc,
                        int64_t at, int64_t n, float* out) {
   bool signed_zeros = true;
@@ -38,7 +38,8 @@ const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& 
     if (const int format = wire != nullptr && acc == out ? wire_facts(wire->format).row : -1; format >= 0) {
       const Row row{const_cast<uint8_t*>(wire->codes) + at * format_facts(format).bits / 8,
                     shifted(const_cast<float*>(wire->scales), at / kScaleBlock)};
-      // The same operations, from the codes. No processor's own prefetchers follow so many streams in turn.
+      // The same operations, directly from the codes. It prefetches, because no processor's prefetchers follow so many
+      // streams.
       table.add_row[format](out, row, held[k].by, n, 2 * kBlock);
       continue;
     }
@@ -54,7 +55,7 @@ const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& 
   return acc;
 }
 
-// Everything that a step needs except its position, which `at` adds.
+// A step, with everything but the position of a block, which `at` says.
 class BlockStep {
  public:
   BlockStep(const Update& update, const Direction& direction, const Optimizer& optimizer)
@@ -181,7 +182,8 @@ class BlockStep {
     return run;
   }
 
-  // Calls act(along, run, at) for the run of each tensor in n elements from `at` on; without turns for all of them.
+  // Calls act(along, run, at) for each tensor's run in n elements from `at` on, or for all of them if there are no
+  // turns.
   template <typename Act>
   void each_turn(const float* values, int64_t at, int64_t n, Act act) const {
     if (direction_.turns == nullptr) {
@@ -204,8 +206,8 @@ class BlockStep {
     return {static_cast<char*>(row.data) + at * facts_.bits / 8, shifted(row.scales, at / kScaleBlock)};
   }
 
-  // Calls act(place): place(run, at) lets a run from `at` on read the model and write the next one. A block of a bf16
-  // model is in scratch meanwhile, and rounded at the end.
+  // Calls act(place), where place(run, at) sets the model that a run reads and the one that it writes. A block of a
+  // bf16 model is held in scratch, and rounded at the end.
   template <typename Act>
   void on_model(int64_t at, int64_t n, Act act) const {
     const HalfModel& half = optimizer_.half;
@@ -233,7 +235,7 @@ class BlockStep {
     });
   }
 
-  // With 8-bit moments, noise or weight decay the block of the direction is formed in scratch.
+  // With 8-bit moments, noise or weight decay, the block of the direction is formed in scratch.
   void optimize(FusedDirection from, const Run& run, int64_t at) {
     const bool coded = optimizer_.moments.coded();
     if (!coded && !decays_ && !is_noisy()) return table_.fused[from][act()](run);
@@ -259,7 +261,7 @@ class BlockStep {
       table_.fused[kAlongSingle][optimizer_.kind](steps);
   }
 
-  // Noise is drawn while what the next stages read is on its way from memory.
+  // Draws the noise while the memory that the next stages read is being prefetched.
   void add_noise(Scratch& direction, const Run& run, int64_t at) const {
     const Noise& noise = direction_.noise;
     const float* const update = run.update == nullptr ? nullptr : run.update + kBlock;
@@ -333,7 +335,7 @@ class BlockStep {
     if (write.data != nullptr) {
       float* total = run.sum;
       if (partial) sum.padded(run.sum, n), total = sum.values;
-      // If a term is the row being written, it is added after the row was written.
+      // A term that is the row being written is added after it was written.
       const bool termed =
           !direction_.sum.terms.empty() && direction_.sum.terms[0].row.data != direction_.row.write.data;
       const Term term = termed ? direction_.sum.terms[0] : Term{};
@@ -353,7 +355,7 @@ class BlockStep {
     if (optimizer_.steps()) finish(kAlongSum, run, at);
   }
 
-  // A block of a step along the updates that wait, and the last one.
+  // A block of a step along the waiting updates and the last one.
   void along_held(BlockReader& reader, int64_t at, int64_t n) {
     const std::vector<WeightedUpdate>& held = *direction_.buffer.held;
     Scratch scratch;
@@ -373,8 +375,8 @@ class BlockStep {
     finish(kAlongFlush, run, at);
   }
 
-  // A block of a step whose new row is known already. Stages do what `change` does when it encodes the update: the sum
-  // gets what the row stands for, so its bits are the same.
+  // A block of a step whose new row is known already. The stages do what `change` does when it encodes an update. The
+  // sum gets the row's decoded values, so its bits are the same.
   void entered(int64_t at, int64_t n) {
     const Run run = run_at(nullptr, at, n);
     const Row coded = row_at(direction_.row.coded, at);
@@ -423,8 +425,7 @@ class BlockStep {
                                             direction_.sum.terms[i].weight, n, tuning().prefetch);
   }
 
-  // Stages write whole scale blocks, but the fused loop writes only the vector. This makes the row's padding zero in
-  // both cases.
+  // Sets the row's padding to zero. Stages write whole scale blocks, but the fused loop writes only the vector.
   void clear_padding() const {
     if (direction_.row.write.data == nullptr) return;
     const size_t rest = static_cast<size_t>(padded(update_.size) - update_.size) * sizeof(float);
@@ -442,7 +443,7 @@ class BlockStep {
   const bool in_scratch_ = decays_ || is_noisy() || optimizer_.moments.coded() || optimizer_.half.x != nullptr;
 };
 
-// out = acc + weight*values, or without acc weight*values.
+// out = acc + weight*values, or weight*values without acc.
 struct Accumulation {
   Accumulation(int64_t size, const float* acc, float weight, float* out)
       : bytes(acc == nullptr ? 8 : 12),

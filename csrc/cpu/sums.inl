@@ -51,7 +51,7 @@ void copy_squares_strand(const float* update, float* copy, int64_t n, int64_t ah
   sums_of<1>(out, n, ahead, add, update);
 }
 
-// Of the group at `begin` of a top-k: places that are left out add nothing to their lanes.
+// The sum over the group at `begin` of a top-k. Elements that are not stored add nothing to their lanes.
 template <typename Codec>
 double squares_topk(const Wire& wire, int64_t begin) {
   double lanes[kGroupStrands * kLanes] = {};

@@ -25,7 +25,7 @@ struct PackedCodes {
   static constexpr Word kMask = (Word{1} << Codec::kBits) - 1;
 };
 
-// decode_wire: elements at..at+n-1 of an encoded update of each format.
+// decode_wire: reads elements at..at+n-1 of an encoded update, for each format.
 
 template <typename Codec>
 void decode_wire(DenseFormat<Codec>, const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead) {
@@ -73,8 +73,8 @@ void decode_wire_block(const Wire& wire, int64_t at, float* out, int64_t n, int6
   decode_wire(Format{}, wire, at, out, n, ahead);
 }
 
-// Codes of a block whose first element begins a scale block; the codes and scales are those of that element. `words`:
-// random bits as rows.inl uses them. Only a codec that fills whole scale blocks writes behind its last element: zeros.
+// Encodes a block that begins a scale block. `codes` and `scales` are those of its first element. `words`: random bits
+// as rows.inl uses them. Only a codec that fills whole scale blocks writes after its last element: zeros.
 template <typename Codec>
 void encode_block(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales) {
   if constexpr (!Codec::kBlocks) {
@@ -94,7 +94,7 @@ void encode_block(const float* in, int64_t n, const uint32_t* words, uint8_t* co
           const uint32_t code = Codec::code(in[b + i + k], inverse, i + k < kHalf ? pair & 0xffffu : pair >> 16);
           word |= static_cast<typename Packed::Word>(code) << (k * Codec::kBits);
         };
-        if (end - i >= Packed::kCount)  // a constant number of codes makes a loop of vectors
+        if (end - i >= Packed::kCount)  // with a constant number of codes, the compiler uses vectors
           for (int64_t k = 0; k < Packed::kCount; ++k) add(k);
         else
           for (int64_t k = 0; i + k < end; ++k) add(k);

@@ -1,5 +1,4 @@
-// An optimizer's step along a direction that was formed in registers: one warp, one scale block, moments of either
-// kind.
+// An optimizer's step along a direction in registers: one warp steps one scale block, with fp32 or 8-bit moments.
 #pragma once
 
 #include <type_traits>

@@ -13,7 +13,7 @@ struct Terms {
   Term term[kMostTerms];
 };
 
-// The part of Direction that the kernel reads.
+// The fields of a Direction that the kernel reads.
 struct RowDirection {
   DirectionKind kind;
   bool takes_update;  // false: only terms are added
@@ -22,19 +22,18 @@ struct RowDirection {
   float* sum;
   float entering, leaving, dither, sum_scale;
   const float* acc;
-  float* out;  // the output of a calibrated direction without a step
+  float* out;  // output of a calibrated direction without a step
   float weight, acc_scale;
 };
 
-// One warp processes one scale block, the j-th of its block.
+// One warp processes one scale block: number j of the four in its block of 1,024.
 template <typename Format, bool Coded, typename Reader>
 __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, bool whole, int64_t size, int64_t begin,
                                              int j, const RowDirection& c, const Terms& terms,
                                              const Optimizer& optimizer) {
   const int64_t index = begin / kScaleBlock;
   const bool reads = c.row.read.data != nullptr, steps = optimizer.kind >= 0;
-  const bool as_row = c.row.coded.data != nullptr && c.gain == 1.0f;  // it came as the row that it becomes
-  // All loads start before anything is computed. The number of loads in flight determines the memory throughput.
+  const bool as_row = c.row.coded.data != nullptr && c.gain == 1.0f;  // the update came encoded as the new row
   Halves input{}, old{}, x{}, acc{}, sum{};
   MomentsForm<Coded> held{};
   loading(whole, [&](auto w) {
@@ -54,7 +53,7 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
     each([&](int h, int e) { input.half[h].v[e] *= c.gain; });
   Halves entering = input;
   if (c.row.write.data != nullptr) {
-    __syncwarp();  // every lane has read the old row, which may be the one written now
+    __syncwarp();  // every lane has read the old row, which may be overwritten now
     if (as_row)
       copy_block<Format>(c.row.coded, c.row.write, index);
     else
@@ -148,7 +147,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
                source, aligned, along, terms, steps ? optimizer : none);
       });
     });
-    along.kind = kMean;  // the remaining terms
+    along.kind = kMean;  // only terms remain
     along.takes_update = steps_first = false;
     along.row = {};
     along.acc = nullptr;

@@ -1,4 +1,4 @@
-// CUDA launches. This header is plain C++, so the bindings need no CUDA header. An error has the runtime's message and
+// CUDA launches. This header is plain C++, so the bindings need no CUDA header. Errors have the runtime's message and
 // the name of the launch.
 //
 // Everything is asynchronous on the LaunchPlace's stream. Addresses are in device memory. Results equal the CPU's bit
@@ -21,28 +21,28 @@ class Error : public std::runtime_error {
 struct LaunchPlace {
   int device;
   void* stream;        // a cudaStream_t
-  bool loads = false;  // kernels are loaded, and not launched
+  bool loads = false;  // only load the kernels, without launching them
 };
 
 int runtime_version();
-int device_count();  // 0 if there is no driver or no device
+int device_count();  // 0 without a driver or a device
 
-// The driver's answers. It reports errors in `words` and does not throw.
+// The driver's answers. Asking it does not throw: errors are in `words`.
 struct Driver {
   int devices = 0;
-  int version = 0;    // the newest CUDA version that it supports, as 12040 for 12.4; 0 without a driver
+  int version = 0;    // the newest CUDA version that it supports, such as 12040 for 12.4; 0 without a driver
   std::string words;  // if there is no device: the reason, and what to do
 };
 Driver driver();
 void compute_capability(int device, int* major, int* minor);
 
-// The most pieces of an update. Kernels take their arguments by value, and every driver takes 4 KB of them.
+// The most pieces of an update. Kernels take their arguments by value, and every driver allows 4 KB of them.
 constexpr int kMostPieces = 200;
 
-// All five directions. Only the mean and the calibrated direction may be without an optimizer.
+// A step along any of the five directions. Only mean and calibrated may be without an optimizer.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where);
 
-// The same for an update whose tensors are turned (single). On the device: `of`.
+// A step along an update whose tensors are turned (single). `of` is on the device.
 struct Turns {
   const Turn* of;
   int64_t count;
@@ -53,7 +53,7 @@ void turned_step(const Update& update, double gain, const Turns& turns, const Op
 constexpr int kSums = 3;
 
 // Sums over parts of an update u and of m, in reduce.h's fixed order within a strand: |u|^2, |m|^2 and u.m. Part p has
-// elements begins[p]..begins[p + 1]-1, at most a strand's. All is on the device.
+// elements begins[p]..begins[p + 1]-1, at most a strand. All addresses are on the device.
 struct UpdateParts {
   const int64_t* begins;
   int64_t count;
@@ -62,11 +62,11 @@ struct UpdateParts {
 };
 void sum_parts(const Update& update, const UpdateParts& parts, const LaunchPlace& where);
 
-// out = the numbers that an encoded update stands for. Its arrays are on the device.
+// out = the decoded update. The update's arrays are on the device.
 void decode(const Wire& wire, float* out, const LaunchPlace& where);
 
-// An update that waits: one vector of any type or, without data, encoded. It counts `by` times. And all of them, of
-// `size` elements; on the device, too.
+// A waiting update with its factor `by`: one vector of any type or, without data, encoded. HeldRows is the list of all
+// of them, with `size` elements each. The list is on the device, too.
 struct HeldRow {
   const void* data = nullptr;
   Dtype dtype = kFloat32;
@@ -78,12 +78,12 @@ struct HeldRows {
   int64_t count, size;
 };
 
-// out = the rows combined (math/combine.h).
+// out = the combination of the rows (math/combine.h).
 void combine(const HeldRows& rows, const CombineSetting& how, float* out, const LaunchPlace& where);
 
-// Sums over pairs of rows, as Runner::pair_sums tells, by group (math/reduce.h) and a tile of kSide*kSide pairs at a
-// time. Tile t has the rows from t/n*kSide on, and from t%n*kSide on, of n tiles in a row; `listed` are those that are
-// wanted. sums: [listed, kSide, kSide, groups]; 0 for pairs that others are equal to.
+// Sums over pairs of rows as in Runner::pair_sums, by group (math/reduce.h) and by tile of kSide*kSide pairs. With n
+// tiles in a row, tile t has the rows from t/n*kSide on and those from t%n*kSide on. `listed` are the wanted tiles.
+// sums: [listed, kSide, kSide, groups], 0 for pairs that are equal to others.
 constexpr int64_t kSide = 16;
 struct Tiles {
   const int32_t* listed;
@@ -102,35 +102,35 @@ struct Blocks {
 };
 
 // sum = sum of weights[s]*row(s) over all slots with a nonzero weight, added in double and rounded once, for these
-// blocks. The weights are on the device, too.
+// blocks. The weights are on the device.
 void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const LaunchPlace& where);
 
-// These do what cpu::add_rows and cpu::settle_rows do, in one launch each. The jobs and weights are on the device, too.
+// As cpu::add_rows and cpu::settle_rows, in one launch each. The jobs and weights are on the device.
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
               const LaunchPlace& where);
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const LaunchPlace& where);
 
 void zero(void* memory, int64_t bytes, const LaunchPlace& where);
-// Each of both in the memory of the device, or pinned.
+// Both addresses must be in the device's memory, or pinned.
 void copy(void* to, const void* from, int64_t bytes, const LaunchPlace& where);
-// Any memory, and the host waits for it.
+// Any memory is allowed. The host waits for the copy.
 void copy_now(void* to, const void* from, int64_t bytes, const LaunchPlace& where);
 
 // out = row(slot), decoded.
 void read_row(const Rows& rows, int64_t slot, float* out, const LaunchPlace& where);
 
-// The model and the version that the update was trained from, if their distance is needed; otherwise null.
+// The model and the version that the update was trained from, if their distance is needed. Otherwise null.
 struct DistanceBase {
   const float* x = nullptr;
   const float* base = nullptr;
   bool inner = false;  // whether (x - base).update is wanted
 };
 
-// sums = |update|^2, |x - base|^2, (x - base).update, in one read of all vectors, in reduce.h's fixed order; 0 where
-// one is not wanted. They are in the device's memory, or in pinned memory of the host. `scratch` holds
-// measure_scratch(update.size) numbers; from measure_counters on they are 0 at first, and every launch leaves them so.
-// The launch's blocks of threads exchange data only there. So launches with scratch of their own, on any streams, and
-// graphs of them, do not disturb each other.
+// sums = |update|^2, |x - base|^2, (x - base).update, or 0 if one is not wanted. All vectors are read once, in
+// reduce.h's fixed order. `sums` is in device memory or pinned. `scratch` has measure_scratch(update.size) numbers.
+// Those from measure_counters on must be 0 at first, and every launch leaves them 0. Blocks of threads exchange data
+// only in the scratch. So launches with scratch of their own, on any streams, and graphs of them, do not disturb each
+// other.
 int64_t measure_scratch(int64_t size);
 int64_t measure_counters(int64_t size);
 void measure(const Update& update, const DistanceBase& against, double* scratch, double* sums,
@@ -151,7 +151,7 @@ struct Targets {
 };
 void soft_targets(const Logits& logits, double scale, const Targets& out, const LaunchPlace& where);
 
-// The distillation loss and its gradient. `which`: the teachers' rows; null: the first rows in order.
+// The distillation loss and its gradient. `which`: the teachers' row of each student row; null: the same row.
 struct Loss {
   const int64_t* which;
   double alpha_min, alpha_max;

@@ -1,4 +1,4 @@
-// Reports which devices there are.
+// Reports the devices of this machine.
 #include "launch.cuh"
 
 namespace fastagg::cuda {
@@ -50,7 +50,7 @@ Driver driver() {
   driver.version = driver_version();
   const cudaError_t status = cudaGetDeviceCount(&driver.devices);
   if (status == cudaSuccess) return driver;
-  (void)cudaGetLastError();  // clears the error, so that the next call does not report this one's failure
+  (void)cudaGetLastError();  // clears the error, so that the next call does not report it again
   driver.devices = 0;
   driver.words = words_for(status);
   return driver;

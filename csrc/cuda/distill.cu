@@ -11,8 +11,8 @@
 namespace fastagg::cuda {
 namespace {
 
-// Each reduction of a block of threads has its own shared memory and one barrier. Between two calls of the same
-// reduction there is a call of another one. After that one's barrier the memory is free again.
+// Each reduction of a block of threads has its own shared memory and one barrier. Between two calls of one reduction,
+// another one must be called. After its barrier the memory is free again.
 struct Pair {
   double a, b;
 };
@@ -33,7 +33,7 @@ __device__ __forceinline__ Pair sum_of_block(Pair value) {
   return total;
 }
 
-// The largest value, and the first place that has it.
+// The largest value, and its first place.
 struct RowMaximum {
   float value;
   long long at;
@@ -104,7 +104,7 @@ __device__ __forceinline__ bool known(const Targets& t, int64_t classes, int64_t
 
 __device__ __forceinline__ int64_t teacher_of(const Loss& l, int64_t r) { return l.which == nullptr ? r : l.which[r]; }
 
-// One block of threads counts the rows that count, and writes alpha (Eq. 4) to the front of the scratch.
+// One block of threads finds how many rows count, and writes alpha (Eq. 4) to the front of the scratch.
 __global__ void __launch_bounds__(kThreads, 2) mixing_kernel(Logits z, Targets t, Loss l) {
   Pair sums{0.0, 0.0};
   for (int64_t r = threadIdx.x; r < z.rows; r += kThreads) {

@@ -1,4 +1,4 @@
-// Used by all launches: the device guard, the error check and the grid.
+// Shared by all launches: the device guard, the error check and the grid.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,17 +11,17 @@
 
 namespace fastagg::cuda {
 
-// The runtime's message, and for known errors what to do.
+// The runtime's message. For known errors it also says what to do.
 std::string words_for(cudaError_t status);
 
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
-  (void)cudaGetLastError();  // clears the error, so that the next call does not report this one's failure
+  (void)cudaGetLastError();  // clears the error, so that the next call does not report it again
   throw Error(std::string("CUDA, ") + what + ": " + words_for(status));
 }
 
-// Lets a device be current. CUDA makes a context on whatever device is, so every call of the runtime needs one: those
-// in `launch`, rows.cu and queue.cu.
+// Makes a device current for its lifetime. CUDA creates a context on the current device, so every call of the runtime
+// needs a guard: those in `launch`, rows.cu and queue.cu.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -29,7 +29,7 @@ class DeviceGuard {
     changed_ = device != before_;
     if (changed_) check(cudaSetDevice(device), "select device");
   }
-  // Selecting a device creates a context on it. So the device is set back only if it was changed.
+  // Selecting a device creates a context on it, so the device is set back only if it was changed.
   ~DeviceGuard() {
     if (changed_) (void)cudaSetDevice(before_);
   }

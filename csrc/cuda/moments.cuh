@@ -1,5 +1,5 @@
-// 8-bit moments (csrc/math/moments.h) of one scale block, processed by one warp. The warp has the block's vectors as in
-// halves.cuh. Lanes t and t+16 share words 4t..4t+3, and have the even and the odd quarters of their elements.
+// 8-bit moments (csrc/math/moments.h) of one scale block, processed by one warp. The warp's threads hold the block's
+// vectors as in halves.cuh. Lanes t and t+16 share words 4t..4t+3, for the even and the odd quarters of their elements.
 #pragma once
 
 #include "../math/moments.h"
@@ -37,7 +37,7 @@ __device__ __forceinline__ Words load_words(const uint8_t* codes, int64_t begin)
   return out;
 }
 
-// Two lanes share each group of words. Each has half of the codes; its other codes are zero here.
+// Two lanes share each group of words. Each has half of the codes, and zeros for the other half.
 __device__ __forceinline__ void store_words(bool whole, uint8_t* codes, int64_t begin, Words words) {
 #pragma unroll
   for (int e = 0; e < kFour; ++e) words.of[e] |= __shfl_xor_sync(kAll, words.of[e], kHalfWarp);
@@ -81,7 +81,7 @@ __device__ __forceinline__ uint32_t rotated(uint32_t word, int right) {
   return word >> right | word << ((32 - right) & 31);
 }
 
-// A code's value without its unit: divided by c*2^span.
+// A code's value divided by c*2^span.
 __device__ __forceinline__ float relative(uint32_t code, uint32_t span) {
   const uint32_t base = (127u - span) << 23;
   return float_from_bits(code << kCut | base) - float_from_bits(base);
@@ -104,7 +104,7 @@ __device__ __forceinline__ uint32_t encoded_v(float value, uint32_t random, uint
   return above(value > least ? value : least, random, unit) & 0xffu;
 }
 
-// Limits a value to the largest that can be stored. So one overflow does not turn a whole block into NaN.
+// Limits a value to the largest that can be stored, so that one overflow does not turn a whole block into NaN.
 __device__ __forceinline__ float kept_finite(float value) {
   const float largest = float_from_bits(kLargest);
   value = value < largest ? value : largest;
@@ -175,13 +175,13 @@ __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& 
       const uint32_t code = encoded_v(now[h][e].v, bits, unit_v);
       v.of[e] |= code << place(h);
       if (!has_vhat) return;
-      // vhat = max(vhat, v), on codes: the same random bits keep their order. If the unit changed, vhat is encoded
+      // vhat = max(vhat, v), on codes. The same random bits keep their order. If the unit changed, vhat is encoded
       // again.
       uint32_t before = held.vhat.of[e] >> place(h) & 0xffu;
       if (!same_unit) before = encoded_v(decoded_v(before) * full_v, bits, unit_v);
       vhat.of[e] |= (before > code ? before : code) << place(h);
     });
-  __syncwarp();  // all lanes have read the codes and units that are now overwritten
+  __syncwarp();  // all lanes have read the codes and units that are overwritten now
   store_halves(whole, o.x_out, begin, size, out);
   store_words(whole, o.moments.coded_m, begin, m);
   if (has_v) store_words(whole, o.moments.coded_v, begin, v);

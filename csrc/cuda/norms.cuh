@@ -1,11 +1,10 @@
 // Sums of squares and products of an update, in the fixed order of math/reduce.h, with the CPU's bits. Eight threads
-// process a strand, thread t of them lanes 4t..4t+3. So a warp reads four strands at once. A block of threads processes
-// a quarter of a group. The last of a group's four blocks adds the group's strands in order. The last of all groups
-// adds the groups. Blocks are small, so that an update of about ten million parameters fills
-// the GPU evenly.
+// process a strand: thread t has lanes 4t..4t+3. So a warp reads four strands at once. A block of threads processes a
+// quarter of a group. The last of a group's four blocks adds the group's strands in order. The last of all groups adds
+// the groups. Blocks are small, so that an update of about ten million parameters fills the GPU evenly.
 //
-// Squares and products are of fp32 numbers and exact in double. So multiplying and adding in one instruction changes no
-// bit. This halves the work of the double-precision unit, which is slow on consumer GPUs.
+// Squares and products of fp32 numbers are exact in double, so fused multiply-adds change no bit. They halve the work
+// of the double-precision unit, which is slow on consumer GPUs.
 #pragma once
 
 #include "source.cuh"
@@ -22,7 +21,7 @@ static_assert(kSlots % (2 * kPartThreads) == 0, "as many slots for every thread,
 
 FASTAGG_FN int64_t groups_of(int64_t size) { return size > 0 ? (size + kGroup - 1) / kGroup : 1; }
 
-// The data that the blocks of threads of one launch exchange.
+// The memory through which one launch's blocks of threads exchange data.
 struct NormScratch {
   double* strand;  // kSums numbers for every strand, group after group
   double* group;   // kSums numbers for every group
@@ -42,7 +41,7 @@ struct Lanes {
   double of[kSums][kFour];
 };
 
-// Adds `N` rows of kLanes elements. All of their loads start before the first addition.
+// Adds `N` rows of kLanes elements. All their loads start before the first addition.
 template <bool Moves, bool Inner, int N, bool Whole, typename Reader>
 __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const float* base, int64_t at, int64_t left,
                                          Lanes& lanes) {
@@ -70,13 +69,13 @@ __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const f
     }
 }
 
-// Folds a strand's quads in halves. The first of its eight threads gets the sum.
+// Folds a strand's quads in halves. The first of the strand's eight threads gets the sum.
 __device__ __forceinline__ double fold(double quad) {
   for (int half = kQuads / 2; half > 0; half /= 2) quad += __shfl_down_sync(kAll, quad, half);
   return quad;
 }
 
-// Whether this block of threads is the last of `all` to increment the counter. Then it sees what the others wrote.
+// Whether this block of threads is the last of `all` to increment the counter. It then sees the others' writes.
 __device__ __forceinline__ bool last_to_come(unsigned* counter, int64_t all) {
   __shared__ bool last;
   __syncthreads();
@@ -89,7 +88,7 @@ __device__ __forceinline__ bool last_to_come(unsigned* counter, int64_t all) {
   return last;
 }
 
-// The total of all groups. Every thread of the block gets it.
+// The total of all groups, for every thread of the block.
 __device__ __forceinline__ double total_of(const double* groups_sums, int64_t groups) {
   __shared__ double slots[kSlots];
   for (int slot = static_cast<int>(threadIdx.x); slot < kSlots; slot += kPartThreads) {
@@ -107,7 +106,7 @@ __device__ __forceinline__ double total_of(const double* groups_sums, int64_t gr
   return total;
 }
 
-// `out` gets the sums when all groups are done. Those that are not asked for are 0.
+// Writes the sums to `out` when all groups are done. Sums that are not wanted are 0.
 template <bool Moves, bool Inner, typename Reader>
 __global__ void __launch_bounds__(kPartThreads, 8)
     norms_kernel(const __grid_constant__ typename Reader::SourceData source, bool aligned, const float* x,
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(kPartThreads, 8)
       if (quad == 0) scratch.strands(s, group, groups)[of_group] = sum;
     }
     if (!last_to_come(scratch.finished + 1 + group, kParts)) continue;
-    if (threadIdx.x == 0) scratch.finished[1 + group] = 0;  // for the next launch
+    if (threadIdx.x == 0) scratch.finished[1 + group] = 0;  // resets it for the next launch
     if (threadIdx.x < kUsed) {
       const double* strands = scratch.strands(static_cast<int>(threadIdx.x), group, groups);
       double sum = 0.0;

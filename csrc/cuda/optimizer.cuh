@@ -6,13 +6,13 @@
 
 namespace fastagg::cuda {
 
-// For directions that use rows (cached_step.cu). step() calls it for them.
+// A step along a direction with rows (cached_step.cu). step() calls it.
 void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer,
                  const LaunchPlace& where);
 // A step for directions with noise (noisy_step.cu).
 void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where);
 
-// The part of a Direction without rows that kernels read.
+// The fields that kernels read of a Direction without rows.
 struct BufferFields {
   const float *acc, *base;
   double gain, weight;
@@ -43,7 +43,7 @@ __device__ __forceinline__ float direction_of(float u, float x, float other, con
 // A thread's moments.
 using ThreadMoments = MomentValues<Quad>;
 
-// Which moments the optimizer has. If its kind is a constant, so are these, and no branches are left.
+// Which moments the optimizer has. If its kind is a constant, so are these, and the compiler removes the branches.
 struct MomentPresence {
   bool m, v, vhat;
 };

@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kApart = 16, kFirstRing = size_t{1} << 20;
 
-// What belongs to a device and a process. A forked child has no device. What its parent's server leaves there is not
-// touched: the device's library, and locks that other threads held, may never answer.
+// State of one device and one process. A forked child has no device. It must not touch what it inherits of its parent's
+// server, because the device's library, and locks that other threads held, may never answer.
 struct ProcessState {
   explicit ProcessState(int device_) : device(device_) {}
   bool forked() const { return store::process() != process; }
@@ -22,14 +22,14 @@ struct ProcessState {
       throw Error("CUDA: this process was forked from the one that its server belongs to: start it by spawning");
   }
   DeviceGuard guard() const { return DeviceGuard(device); }
-  // For destructors.
+  // Runs `act` in a destructor, where it must not fail.
   template <typename Act>
   void give_up(Act act) const noexcept {
     if (forked()) return;
     try {
       const DeviceGuard here = guard();
       act();
-    } catch (const Error&) {  // a device that does not work any more
+    } catch (const Error&) {  // the device has failed
     }
   }
   const int device, process = store::process();
@@ -52,7 +52,7 @@ struct PinnedBlock : ProcessState {
   size_t bytes;
 };
 
-// Events, for use again.
+// Events that are reused.
 class EventPool : public ProcessState {
  public:
   using ProcessState::ProcessState;
@@ -94,7 +94,7 @@ struct Event {
     const DeviceGuard here = pool->guard();
     check(cudaEventRecord(event, stream), "mark an arrival");
   }
-  // Lets work on a stream wait for it.
+  // Makes work on a stream wait for this event.
   void precede(cudaStream_t stream) const {
     const DeviceGuard here = pool->guard();
     check(cudaStreamWaitEvent(stream, event, 0), "wait for the work before");
@@ -104,7 +104,7 @@ struct Event {
     const DeviceGuard here = pool->guard();
     const cudaError_t status = cudaEventQuery(event);
     if (status == cudaSuccess) return true;
-    (void)cudaGetLastError();  // clears it: that an event has not happened is no error
+    (void)cudaGetLastError();  // clears the error: a pending event is none
     if (status != cudaErrorNotReady) check(status, "an arrival");
     return false;
   }
@@ -130,7 +130,7 @@ class StreamQueue : public Queue {
       pool_->check_process();
       if (last_) last_->wait();
       sweep();
-    } catch (const std::exception&) {  // a device that does not work any more reads nothing either
+    } catch (const std::exception&) {  // a device that has failed reads nothing either
     }
   }
 
@@ -151,7 +151,8 @@ class StreamQueue : public Queue {
       last_ = now_;
       last_stream_ = stream_;
       pending_.push_back({now_, std::move(held_), used_});
-    } catch (const std::exception&) {  // the device fails, or there is no memory: nothing is given up too early
+    } catch (const std::exception&) {  // the device fails, or no memory is left: waits, so that no memory is released
+                                       // too early
       pool_->give_up([this] { (void)cudaStreamSynchronize(stream_), (void)cudaGetLastError(); });
     }
     held_.clear();
@@ -168,14 +169,14 @@ class StreamQueue : public Queue {
     if (owner) held_.push_back(std::move(owner));
   }
 
-  // A ring: `used_` bytes were ever given, and what was given up to `free_` may be used again.
+  // A ring: `used_` bytes have been given out so far, and those before `free_` may be reused.
   char* pinned(size_t bytes) override {
     bytes = (bytes + kApart - 1) / kApart * kApart;
     if (bytes > ring_->bytes / 2) widen(bytes);
     const size_t left = ring_->bytes - used_ % ring_->bytes;
     if (left < bytes) used_ += left;
     while (used_ + bytes - free_ > ring_->bytes) {
-      if (pending_.empty()) {  // all of it is this arrival's
+      if (pending_.empty()) {  // the whole ring is in use by this arrival
         widen(bytes);
         break;
       }
@@ -200,7 +201,7 @@ class StreamQueue : public Queue {
     size_t used;
   };
 
-  // Work that is pending ends before the current arrival's, which holds the old ring.
+  // Pending work ends before the current arrival's work, which holds the old ring.
   void widen(size_t bytes) {
     const size_t room = std::max(4 * bytes, 2 * ring_->bytes);
     hold(std::exchange(ring_, std::make_shared<PinnedBlock>(pool_->device, room)));

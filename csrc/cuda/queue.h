@@ -1,7 +1,7 @@
-// The order of what one server asks of its device, whatever streams its callers use; and what must stay until the
-// device has done it: callers' tensors, and pinned memory that kernels read in place.
+// The order of one server's work on its device, whatever streams its callers use. It also keeps memory until the device
+// has used it: callers' tensors, and pinned memory that kernels read in place.
 //
-// An arrival's work begins when all work before it has ended, on whichever stream that was.
+// An arrival's work begins after all earlier work has ended, on whatever stream that was.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,21 @@ namespace fastagg::cuda {
 
 class Queue {
  public:
-  virtual ~Queue() = default;  // waits for all that was launched
+  virtual ~Queue() = default;  // waits for all launched work
 
-  virtual void settle() noexcept = 0;  // waits for it
+  virtual void settle() noexcept = 0;  // waits for all launched work
 
-  // From here to `end` all launches are on this stream. A pair within a pair does nothing.
+  // All launches until `end` are on this stream. A nested pair has no effect.
   virtual void begin(void* stream) = 0;
   virtual void end() noexcept = 0;
-  // Lets work on a stream of somebody else's wait for all before. Nothing comes in between on ours.
+  // Makes another stream's later work wait for all work so far. The server's own stream does not wait.
   virtual void follow(void* stream) = 0;
 
-  // Of what was begun; until the device has done it. `pinned`: memory of the host that the device reads in place.
+  // Keeps an owner alive until the device has done the work since `begin`. `pinned`: host memory for the same time,
+  // which the device reads in place.
   virtual void hold(store::Owner owner) = 0;
   virtual char* pinned(size_t bytes) = 0;
-  virtual void wait() = 0;  // for what was launched since `begin`, and all before
+  virtual void wait() = 0;  // for all work so far
 };
 
 std::shared_ptr<Queue> queue_on(int device);

@@ -1,4 +1,4 @@
-// Rows without a step: recomputes the sum over clients, and reads a row.
+// Works on rows without a step: recomputes the sum over clients, and reads a row.
 #include "rows.cuh"
 
 namespace fastagg::cuda {
@@ -19,7 +19,7 @@ __device__ __forceinline__ void write(float* out, int64_t index, int64_t size, b
   store_halves(aligned && begin + kScaleBlock <= size, out, begin, size, x);
 }
 
-// One warp per scale block of every stride-th block. Sums are in double, slot after slot.
+// One warp processes a scale block of every stride-th block. Sums are in double, slot after slot.
 template <typename Format>
 __global__ void __launch_bounds__(kThreads)
     recompute_kernel(RowTable rows, int64_t size, bool aligned, const float* weights, float* sum, int64_t first,
@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kTogether = 4;
 
-// Adds the rows of `Count` slots in order. Their loads do not wait for each other. Rows of slots with weight 0 are
-// loaded, too, but not added.
+// Adds the rows of `Count` slots in order. Their loads do not wait for each other. Rows with weight 0 are loaded, too,
+// but not added.
 template <typename Format, int Count>
 __device__ __forceinline__ void add_slots(const RowTable& rows, int64_t slot, int64_t index, const float* weights,
                                           int64_t shift, float weight, double (&total)[2][kFour]) {
@@ -58,14 +58,15 @@ __device__ __forceinline__ void add_slots(const RowTable& rows, int64_t slot, in
   }
 }
 
-// One warp per scale block of every job.
+// One warp processes a scale block of a job.
 template <typename Format>
 __global__ void __launch_bounds__(kThreads)
     add_kernel(RowTable rows, int64_t size, const RowJob* jobs, int64_t count, const float* weights, float weight) {
   for (int64_t item = warp_of_grid(); item < count * kScaleBlocks; item += warps_of_grid()) {
     const RowJob job = jobs[item / kScaleBlocks];
     const int64_t part = item % kScaleBlocks, index = job.block * kScaleBlocks + part;
-    const int64_t begin = part * kScaleBlock, left_of_block = size - job.block * kBlock;  // its place in the shadow
+    const int64_t begin = part * kScaleBlock,
+                  left_of_block = size - job.block * kBlock;  // begin: the scale block's place in the shadow
     if (begin >= left_of_block) continue;
     double total[2][kFour];
     each_half(begin, left_of_block, [&](int h, int64_t at, int64_t left) {
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One block of threads per job.
+// One block of threads processes a job.
 __global__ void __launch_bounds__(kThreads) settle_kernel(const RowJob* jobs, int64_t count, float* sum, int64_t size) {
   for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
     const RowJob job = jobs[index];

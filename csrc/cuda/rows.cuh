@@ -1,5 +1,5 @@
-// One scale block (256 elements) of a stored row (csrc/math/rows.h), processed by one warp and distributed as in
-// vector.cuh. A thread has pairs 4t..4t+3, and makes Philox calls 4t..4t+3 of the block of 1,024 alone.
+// One scale block (256 elements) of a stored row (csrc/math/rows.h), processed by one warp as in vector.cuh. A thread
+// has pairs 4t..4t+3. It makes Philox calls 4t..4t+3 of the block of 1,024 itself.
 #pragma once
 
 #include <type_traits>
@@ -28,7 +28,7 @@ __device__ __forceinline__ Dice roll(const RandomKey& key, int64_t block) {
   return dice;
 }
 
-// The largest magnitude. NaN counts as larger than all, because its bits are.
+// The largest magnitude. NaN counts as larger than any number, because its bits are.
 __device__ __forceinline__ float absmax(const Halves& x) {
   unsigned largest = 0;
   each([&](int h, int e) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ float absmax(const Halves& x) {
   return float_from_bits(warp_max(largest));
 }
 
-// A thread's codes of a scale block: four of each plane, moved in one access.
+// A thread's codes of a scale block: four of each plane, in one access.
 template <typename Format>
 struct Codes {
   using Code = typename Format::Code;
@@ -87,14 +87,14 @@ __device__ __forceinline__ Halves decode(const Row& row, int64_t index) {
   return out;
 }
 
-// Stores x as scale block `index`, the j-th of its block. Returns the values as stored.
+// Stores x as scale block `index`, which has number j in its block of 1,024. Returns the values as stored.
 template <typename Format>
 __device__ __forceinline__ Halves encode(const Row& row, int64_t index, const Halves& x, const Dice& dice, int j) {
   float scale = 1.0f, inverse = 1.0f;
   if constexpr (Format::kLevels > 0) {
     scale = scale_of(absmax(x), static_cast<float>(Format::kLevels));
     inverse = 1.0f / scale;
-    // All lanes that read the old scale here have passed a barrier.
+    // all lanes that read the old scale have passed a barrier
     if (lane() == 0) row.scales[index] = scale;
   }
   Codes<Format> codes;

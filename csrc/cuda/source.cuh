@@ -26,7 +26,7 @@ struct Source {
   __device__ __forceinline__ int dtype_of(int piece) const { return static_cast<int>(end[piece] & 3); }
 };
 
-// An encoded update is read as the numbers that were made of it.
+// An encoded update is read as its decoded numbers.
 inline Piece as_numbers(Piece piece) {
   if (piece.dtype != kDeviceEncoded) return piece;
   return {static_cast<const DeviceWire*>(piece.data)->numbers, piece.begin, piece.size, kFloat32};
@@ -54,7 +54,7 @@ class FlatReader {
   using SourceData = WholeVector;
   __device__ __forceinline__ FlatReader(const SourceData& source, int64_t) : data_(source.data) {}
 
-  // Returns elements at..at+3. Unless `Whole`, only `left` of them exist, and the others are 0.
+  // Returns elements at..at+3. Unless `Whole`, only `left` of them exist. The others are 0.
   template <bool Whole>
   __device__ __forceinline__ Quad read(int64_t at, int64_t left) {
     return load<Whole>(data_ + at, left);
@@ -124,7 +124,7 @@ struct SourceKind {
   using Reader = One;
 };
 
-// Calls launch(With<reader>, source) with the reader that suits the update.
+// Calls launch(SourceKind<reader>, source) with the reader that suits the update.
 template <typename Launch>
 void read_with(const Update& update, Launch launch) {
   const Piece first = update.pieces.size() == 1 ? as_numbers(update.pieces[0]) : Piece{};

@@ -1,7 +1,7 @@
-// Four neighbouring elements of a vector, which a thread processes at a time. `Whole` is one 16-byte access. At the
-// vector's end, and at unaligned addresses, access is element by element.
+// Four neighbouring elements of a vector, which a thread processes at a time. With `Whole` they are one 16-byte access.
+// At the vector's end, and at unaligned addresses, access is element by element.
 //
-// All kernels but the norms' (norms.cuh) distribute the vector in the same way. A warp has blocks of 1,024 elements in
+// All kernels except the norms' (norms.cuh) distribute a vector in the same way. A warp has blocks of 1,024 elements in
 // rows of 128. Its thread t has elements 4t..4t+3 of every row.
 #pragma once
 
@@ -28,7 +28,7 @@ struct Quad {
   float v[kFour];
 };
 
-// Loads four elements from `in`. Only `left` of them exist; the others are 0.
+// Loads four elements from `in`. Only `left` of them exist. The others are 0.
 template <bool Whole>
 __device__ __forceinline__ Quad load(const float* in, int64_t left) {
   if constexpr (Whole) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ int64_t warp_of_grid() {
 }
 __device__ __forceinline__ int64_t warps_of_grid() { return static_cast<int64_t>(gridDim.x) * kWarps; }
 
-// The largest value of the warp. All its threads get it.
+// The largest value in the warp, for all its threads.
 __device__ __forceinline__ unsigned warp_max(unsigned value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   for (int half = kWarp / 2; half > 0; half /= 2) value = max(value, __shfl_xor_sync(kAll, value, half));

@@ -48,7 +48,7 @@ void AllClients::plan_bounds() {
   direct_ = setting_.direct || fell;
 }
 
-// How the update's row replaces its client's last one.
+// Describes how the update's row replaces its client's last one.
 Direction AllClients::exchange() const {
   const RowWeights::PlannedWeights& next = weights_.next;
   Direction direction;
@@ -57,7 +57,8 @@ Direction AllClients::exchange() const {
   direction.sum = {setting_.sum, next.entering, next.leaving, 1.0f, {}};
   direction.row.format = format;
   direction.row.key = key(next.client);
-  direction.row.coded = rows_.packed_at(const_cast<void*>(row_in(contributions_, format)));  // it is only read
+  direction.row.coded =
+      rows_.packed_at(const_cast<void*>(row_in(contributions_, format)));  // only read, despite the cast
   if (next.leaving != 0.0f) direction.row.read = rows_.row(next.client);
   direction.row.write = rows_.row(next.client);
   return direction;
@@ -86,7 +87,7 @@ void AllClients::run(Runner& runner, const Optimizer& optimizer) {
     resummation_->advance(runner, weights, setting_.sum);
   }
   if (!direct_ || !steps) return;
-  mean_.pieces.clear();  // which keeps its memory
+  mean_.pieces.clear();  // keeps its capacity
   mean_.size = 0;
   mean_.add(setting_.sum, size, kFloat32);
   Direction along;
@@ -122,7 +123,7 @@ Outcome Differences::plan(const Contributions& contributions, bool, ReadMode) {
   const Contribution& contribution = contributions.front();
   update_ = contribution.update;
   weights_.plan(contribution.client, 1.0, true);
-  kept_bound_ = weights_.row_bound + contribution.norm;  // differences add up
+  kept_bound_ = weights_.row_bound + contribution.norm;  // the norms of differences add up
   bound_ = weights_.bound(kept_bound_, kept_bound_, false);
   versions_.assign(1, contribution.start);
   outcome_ = outcome_of(weights_, full_);

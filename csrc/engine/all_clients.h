@@ -1,4 +1,5 @@
-// A row per client and their sum (ACE, ACED); or the sum alone, where clients keep their rows and send differences.
+// A row per client and the sum of the rows (ACE, ACED). Or only the sum, if clients keep their rows and send
+// differences.
 #pragma once
 
 #include <memory>
@@ -14,14 +15,14 @@ class AllClients : public DirectionState, public RowKeeper {
  public:
   struct Setting {
     int64_t clients;
-    bool full;                // nothing is applied until all clients have been heard
+    bool full;                // no step until all clients have answered
     bool direct;              // the sum is recomputed for every update
-    int64_t max_delay = -1;   // ACED: how many versions a row's information may be old; negative: for ever
-    bool by_dispatch = true;  // ACED: as fresh as the last model the client was sent, or as its row
+    int64_t max_delay = -1;   // ACED: the most versions that a row's information may be old; negative: no limit
+    bool by_dispatch = true;  // ACED: freshness is that of the last model sent to the client; false: that of its row
     uint64_t seed = 0;
     float* sum = nullptr;
   };
-  // `resummation`: adds up the sum again, little by little; null: nothing does.
+  // `resummation`: recomputes the sum little by little; may be null.
   AllClients(double sign, const Setting& setting, const Rows& rows, std::shared_ptr<Resummation> resummation);
   Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
@@ -48,14 +49,14 @@ class AllClients : public DirectionState, public RowKeeper {
   // Planned:
   Contribution contributions_;
   Outcome outcome_ = Outcome::kKept;
-  bool direct_ = false;  // this time
+  bool direct_ = false;  // whether this update recomputes the sum directly
   Update mean_;
 };
 
-// Clients keep their rows, and send how these change.
+// The sum alone. Clients keep their rows, and send the differences between them.
 class Differences : public DirectionState, public RowKeeper {
  public:
-  // `full`: nothing is applied until all clients have been heard.
+  // `full`: no step until all clients have answered.
   Differences(double sign, int64_t clients, bool full, float* sum);
   Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;

@@ -9,9 +9,9 @@ namespace fastagg::engine {
 
 namespace {
 
-constexpr size_t kLeastRound = 5;  // of so few updates nobody's are too many
+constexpr size_t kLeastRound = 5;  // in a smaller step no client's updates count as a majority
 
-// The number that more than half of these are. -1 if there is none.
+// The number that more than half of the entries have, or -1.
 int64_t majority_of(const std::vector<int64_t>& clients) noexcept {
   int64_t candidate = -1, votes = 0;
   for (const int64_t client : clients) {
@@ -57,7 +57,8 @@ double BufferedDirection::grace(int64_t waiting) const {
   return enough ? setting_.grace : HUGE_VAL;
 }
 
-// Adds all updates to the sum. If they make a step, the last one is not added: the step's kernel reads it directly.
+// Plans to add all updates to the sum. If they make a step, the last one is not added, because the step's kernel reads
+// it directly.
 Outcome BufferedDirection::plan(const Contributions& contributions, bool closes, ReadMode mode) {
   int64_t count = 0;
   for (const Contribution& contribution : contributions) count += contribution.count;
@@ -78,7 +79,7 @@ void BufferedDirection::plan_numbers(const Contributions& contributions, bool st
   round.next_total = round.total;
   round.next_bound = round.versions.empty() ? 0.0 : round.bound;
   auto count = static_cast<int64_t>(round.versions.size());
-  double factor = 1.0;  // the largest that an element is multiplied by, which is a float
+  double factor = 1.0;  // the largest factor of an update's elements, which are then floats
   for (const Contribution& contribution : contributions_) {
     count += contribution.count;
     if (steps) versions_.insert(versions_.end(), static_cast<size_t>(contribution.count), contribution.start);
@@ -88,18 +89,19 @@ void BufferedDirection::plan_numbers(const Contributions& contributions, bool st
     factor = std::max(factor, by);
     round.next_bound = is.combines ? std::max(round.next_bound, bound) : round.next_bound + bound;
   }
-  // A round in which nobody had samples ends without a step.
+  // A round in which no client had samples ends without a step.
   outcome_ = !steps ? Outcome::kKept : round.next_total > 0.0 ? Outcome::kStep : Outcome::kIdle;
   check_sum(count);
   if (setting_.divisor < 0.0 && round.next_bound != 0.0 && !(round.next_total >= 1.0 / kHeaviest))
     throw Refusal(Why::kSetting, "normalize: the sum of the updates' weights is " + std::to_string(round.next_total) +
                                      "; use a staleness policy that weighs them more");
   round.divisor = setting_.divisor > 0.0 ? setting_.divisor : round.next_total;
-  // A waiting update must be fit for a step now. Otherwise it would block every later step.
+  // A waiting update must allow a step now. Otherwise it would block every later step.
   kept_bound_ = round.next_bound;
   const double by = is.combines || round.divisor == 0.0 ? 1.0 : round.divisor;
   bound_ = kept_bound_ / by;
-  if (factor / std::min(by, 1.0) > kLargestModel) bound_ = HUGE_VAL;  // it would spoil an update of zeros, too
+  if (factor / std::min(by, 1.0) > kLargestModel)
+    bound_ = HUGE_VAL;  // such a factor would turn even an update of zeros into NaN
   if (!privacy_) return;
   privacy_->plan(contributions_, steps, static_cast<int64_t>(versions_.size()));
   if (steps) bound_ += privacy_->bound(round.divisor);

@@ -1,5 +1,5 @@
-// The updates of a round (FedBuff, FADAS, FedAvg): which they are, what they count for, and when they make a step. What
-// is left of them is for the kinds of buffers (buffers.h): a sum, or updates that wait as they came.
+// The updates of a round (FedBuff, FADAS, FedAvg): their weights, and when they make a step. The kinds of buffers
+// (buffers.h) store them: as a sum, or as they came.
 #pragma once
 
 #include <optional>
@@ -14,17 +14,17 @@ inline double weight_of(const Contribution& contribution) { return contribution.
 
 class BufferedDirection : public DirectionState, public Sums {
  public:
-  // A negative capacity: however many come until `close_round`. `synchronous`: only updates of the current version.
-  // `at_least`: so many are enough for a step, `grace` seconds later; 0: never.
+  // A negative capacity: the round has no limit, and ends with `close_round`. `synchronous`: only updates of the
+  // current version. `at_least`: this many updates allow a step `grace` seconds later; 0: never.
   struct Setting {
     int64_t capacity;
     bool synchronous;
     int64_t size;               // of the vector
-    bool closes_first = false;  // a sum for which the round has no room ends it, and begins the next one
+    bool closes_first = false;  // a sum for which the round has no room first ends the round, then begins the next
     int64_t at_least = 0;
     double grace = 0.0;
-    double divisor = 0.0;  // of the sum. 0: what updates count for; negative: that times their weights
-    std::shared_ptr<const Combiner> combine = nullptr;  // what a round becomes; null: the sum, divided
+    double divisor = 0.0;  // of the sum. 0: the updates' shares; negative: their shares times weights
+    std::shared_ptr<const Combiner> combine = nullptr;  // combines a round's updates; null: the divided sum is used
   };
   BufferedDirection(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
                     const std::optional<Privacy::Setting>& privacy);
@@ -46,29 +46,30 @@ class BufferedDirection : public DirectionState, public Sums {
   int64_t nbytes() const override { return privacy_ ? privacy_->nbytes() : 0; }
 
   struct Round {
-    std::vector<int64_t> versions;              // of its updates
-    std::vector<int64_t> clients;               // their places; none: nobody counts them, or a leaf's sum came
-    double total = 0.0, bound = 0.0;            // what they count for; of the elements of what is kept of them
-    double next_total = 0.0, next_bound = 0.0;  // with those that are planned,
-    double divisor = 0.0;                       // and what their sum is then divided by
+    std::vector<int64_t> versions;              // of the updates so far
+    std::vector<int64_t> clients;               // their places; empty if clients are not counted, or a leaf's sum came
+    double total = 0.0, bound = 0.0;            // the sum of the updates' shares; a bound on what is stored of them
+    double next_total = 0.0, next_bound = 0.0;  // the same, including the planned updates,
+    double divisor = 0.0;                       // and the divisor of their sum
   };
   Round round;
-  // The sum, if there is one. The last update of a full round never enters it: it goes straight into the step.
+  // The sum, if there is one. The last update of a full round goes straight into the step and never enters it.
   struct RunningSum {
-    store::Vector acc, beside;  // `beside`: where the next one is made, if what is planned may still fail
-    Update along;               // the next one, if the step is along it
+    store::Vector acc, beside;  // `beside`: the next sum is made here if the plan may still fail
+    Update along;               // the next sum, if the step is along it
     const store::Vector& into() const { return beside ? beside : acc; }
   };
   RunningSum sum;
 
  protected:
-  // Refuses what this kind cannot hold: `contributions_`, which are so many with those before.
+  // Refuses planned contributions that this kind cannot hold. The argument is the number of updates, including earlier
+  // ones.
   virtual void check_sum(int64_t) const {}
   virtual void plan_sum(ReadMode mode) = 0;
-  // False: what was loaded does not belong to these versions.
+  // False: the loaded data does not fit these versions.
   virtual bool sum_fields(Archive& archive) = 0;
   void plan_numbers(const Contributions& contributions, bool steps);
-  // `term`: what 1 in the sum means.
+  // `term`: the value of one unit of the sum in the direction.
   void step_along(Runner& runner, double term, const Optimizer& optimizer);
 
   const Setting setting_;

@@ -1,4 +1,4 @@
-// The kinds of buffers: what is left of the updates of a round, and how a step is made of it.
+// The kinds of buffers: how they store the updates of a round, and make a step from them.
 #pragma once
 
 #include <atomic>
@@ -10,9 +10,9 @@
 
 namespace fastagg::engine {
 
-// The sum of the updates so far. Encoded ones may also wait as they came, behind the sum, in less memory. The step's
-// pass reads them. Those that wait are always the last that came, so everything is added in the order in which it came,
-// and the bits do not tell who waited.
+// The sum of the updates so far. To save memory, encoded updates may also wait as they came, and the step's pass reads
+// them. The waiting updates are always the last ones, so all are added in order of arrival, and the bits do not depend
+// on which ones waited.
 class SummedBuffer : public BufferedDirection {
  public:
   using BufferedDirection::BufferedDirection;
@@ -31,18 +31,18 @@ class SummedBuffer : public BufferedDirection {
   void run_last(Runner& runner, const Update& update, bool none, const Optimizer& optimizer);
   void add_loaded();
   void tell_traits() noexcept;
-  bool fresh() const { return round.versions.size() == waiting_.size(); }  // nothing is in the sum
+  bool fresh() const { return round.versions.size() == waiting_.size(); }  // the sum has no update yet
 
   std::vector<HeldUpdate> waiting_;
   // Planned:
-  bool waits_ = false;                     // the update is kept as it came
-  std::vector<WeightedUpdate> terms_;      // what is read as it came, besides the last one of a step
-  bool in_place_ = false;                  // models are checked in a pass of their own, and then added where the sum is
-  std::vector<cpu::TrainedModel> models_;  // or updates, without a base
-  std::vector<std::atomic<int32_t>> largest_;  // of their elements
+  bool waits_ = false;                 // the update is stored as it came
+  std::vector<WeightedUpdate> terms_;  // the updates that are read as they came, besides the last one of a step
+  bool in_place_ = false;              // models are checked in a pass of their own, and then added to the sum in place
+  std::vector<cpu::TrainedModel> models_;      // models, or updates without a base
+  std::vector<std::atomic<int32_t>> largest_;  // the largest magnitudes of their elements
 };
 
-// Updates that wait as they came, because the round becomes something else than their sum (Combiner).
+// Stores updates as they came, because the round needs another combination than their sum (Combiner).
 class CombinedBuffer : public BufferedDirection {
  public:
   using BufferedDirection::BufferedDirection;
@@ -54,17 +54,17 @@ class CombinedBuffer : public BufferedDirection {
   void check_sum(int64_t count) const override;
   void plan_sum(ReadMode mode) override;
   bool sum_fields(Archive& archive) override;
-  // Combined updates are not weighted by samples: a number of samples could be a lie.
+  // Samples do not weigh combined updates, because a client could lie about its number of samples.
   float factor(const Contribution& contribution) const {
     return static_cast<float>(contribution.gain * is.sign * contribution.weight);
   }
 
   std::vector<HeldUpdate> waiting_;
-  std::vector<WeightedUpdate> terms_;  // of a planned step
+  std::vector<WeightedUpdate> terms_;  // of the planned step
   std::unique_ptr<Desks> desks_;
 };
 
-// The kind that the setting asks for.
+// Makes the kind of buffer that the setting needs.
 std::shared_ptr<BufferedDirection> buffer_of(double sign, const BufferedDirection::Setting& setting,
                                              const std::shared_ptr<store::Memory>& memory,
                                              const std::optional<Privacy::Setting>& privacy = std::nullopt);

@@ -48,7 +48,7 @@ Outcome CalibratedDirection::plan(const Contributions& contributions, bool, Read
   versions_.push_back(contribution.start);
   next_.outcome = static_cast<int64_t>(versions_.size()) == setting_.capacity ? Outcome::kStep : Outcome::kKept;
   next_.terms.clear();
-  double distinct = 0.0;  // of each client the share of its latest update
+  double distinct = 0.0;  // the sum of the clients' shares, each that of its latest update
   for (const FreshUpdate& fresh : fresh_)
     distinct += fresh.client == contribution.client ? contribution.share : fresh.share;
   if (!next_.known) distinct += contribution.share;
@@ -62,7 +62,7 @@ Outcome CalibratedDirection::plan(const Contributions& contributions, bool, Read
     }
   }
   next_.row_bound = std::max(row_bound_, std::abs(contribution.weight) * contribution.norm);
-  const double bound = 2.0 * next_.row_bound * (total_ + contribution.share);  // of the buffer's sum
+  const double bound = 2.0 * next_.row_bound * (total_ + contribution.share);  // a bound on the buffer's sum
   bound_ = next_.row_bound + bound / next_.divisor;
   kept_bound_ = std::max(bound, next_.row_bound * static_cast<double>(setting_.clients));
   resummation_->begin(arrivals_);
@@ -78,7 +78,7 @@ void CalibratedDirection::run(Runner& runner, const Optimizer& optimizer) {
   direction.weight = next_.contribution.share * is.sign;
   direction.row = {rows_.format, rows_.row(next_.read), rows_.row(next_.write), key};
   direction.row.coded =
-      rows_.packed_at(const_cast<void*>(row_in(next_.contribution, rows_.format)));  // it is only read
+      rows_.packed_at(const_cast<void*>(row_in(next_.contribution, rows_.format)));  // only read, despite the cast
   direction.buffer.acc = held_.empty() ? nullptr : acc_;
   direction.buffer.out = acc_;
   if (next_.outcome == Outcome::kKept) {

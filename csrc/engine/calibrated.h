@@ -1,6 +1,6 @@
-// Buffered updates, calibrated by what each client sent before (CA2FL). Rows of the start of the round stay where they
-// are until the step; those that come in it go to spare slots, and the step makes them the clients' own without moving
-// anything.
+// Buffered updates, calibrated by each client's previous update (CA2FL). The rows from the start of a round stay in
+// place until the step. New rows of the round go to spare slots. The step then makes them the clients' rows without
+// moving data.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ class CalibratedDirection : public DirectionState, public RowKeeper {
  public:
   struct Setting {
     int64_t clients, capacity;
-    bool from_start;  // a client that returns in a round is calibrated against its row at the start of it
+    bool from_start;  // a client that answers again in a round is calibrated with its row from the round's start
   };
   CalibratedDirection(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
                       std::shared_ptr<Resummation> resummation);
@@ -40,10 +40,10 @@ class CalibratedDirection : public DirectionState, public RowKeeper {
   uint64_t seed_;
   float *sum_, *acc_;
   std::shared_ptr<Resummation> resummation_;
-  std::vector<int32_t> slots_;      // client -> its row at the start of the round; negative: none
+  std::vector<int32_t> slots_;      // by client: its row at the start of the round; negative: none
   std::vector<FreshUpdate> fresh_;  // rows of this round, in the order of the clients' first updates
   std::vector<int32_t> free_;
-  std::vector<float> weights_;  // of slots in the sum
+  std::vector<float> weights_;  // of slots, in the sum
   std::vector<int64_t> held_;
   double total_ = 0.0, row_bound_ = 0.0;
   int64_t arrivals_ = 0;

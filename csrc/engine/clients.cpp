@@ -7,7 +7,8 @@
 namespace fastagg::engine {
 namespace {
 
-// Numbers of 2^63 and above are stored as names with this first byte. No UTF-8 text contains it, so no name is equal.
+// Numbers of 2^63 and above are stored as names with this first byte. UTF-8 text never contains it, so no name equals
+// them.
 constexpr char kLargeNumber = '\xff';
 constexpr int32_t kNone = -1;
 
@@ -17,7 +18,7 @@ std::string key_of(const ClientId& id) {
 
 }  // namespace
 
-// Numbers in a row, or in steps of a power of two, are spread over the index.
+// Mixes the bits, so that consecutive numbers, or multiples of a power of two, are spread over the index.
 size_t Clients::home(int64_t number) const {
   uint64_t mixed = static_cast<uint64_t>(number) * 0x9e3779b97f4a7c15u;
   mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93u;
@@ -55,7 +56,7 @@ int64_t Clients::token(int64_t place) const {
 
 namespace {
 
-// Numbers that differ in any bit differ in their marks, but for one pair in 2^32; 0 says that nobody is known.
+// The marks of two different numbers are equal for one pair in 2^32. 0 is reserved for "no client".
 template <typename Id>
 uint32_t marked(const Id& id) {
   const uint64_t bits = std::hash<Id>{}(id);
@@ -82,8 +83,7 @@ ClientId Clients::at(int64_t place) const {
   return {ClientId::kLarge, static_cast<int64_t>(std::stoull(name.substr(1))), {}};
 }
 
-// The index has only numbers, and the address of a name's entry never stands in it; so entries are compared by `ids_`
-// alone.
+// The index contains only numbers, never the address of a name's entry. So comparing with `ids_` is enough.
 void Clients::grow() {
   std::vector<int32_t> before(index_.empty() ? 16 : 2 * index_.size(), kNone);
   before.swap(index_);
@@ -127,7 +127,7 @@ void Clients::remove(int64_t place) noexcept {
   if (named_[static_cast<size_t>(place)]) {
     names_.erase(names_.find(name_at(place).first));
   } else {
-    // Entries behind it that would not be found over the gap move up.
+    // Entries behind the gap that would no longer be found move up.
     const size_t mask = index_.size() - 1;
     size_t gap = entry_of(own);
     for (size_t next = (gap + 1) & mask; index_[next] != kNone; next = (next + 1) & mask) {
@@ -144,7 +144,7 @@ void Clients::remove(int64_t place) noexcept {
 }
 
 int64_t Clients::nbytes() const {
-  // A map takes two words besides its pair for each entry, and a word for each bucket.
+  // A map takes two words for each entry besides its pair, and a word for each bucket.
   const size_t entry = sizeof(std::string) + sizeof(int64_t) + 2 * sizeof(void*);
   return static_cast<int64_t>(ids_.size() * sizeof(int64_t) + named_.size() / 8 + index_.size() * sizeof(int32_t) +
                               names_.size() * entry + (names_.empty() ? 0 : names_.bucket_count() * sizeof(void*)));

@@ -1,6 +1,6 @@
-// Which client has which place in the ledger. A client whose id is a number takes 8 bytes, and its share of an index
-// with 4 bytes an entry that is between 7/16 and 7/8 full; one with a name takes an entry of a map. Where clients are
-// numbered, their numbers are their places, and nothing is kept.
+// The place of each client in the ledger. A client with a number takes 8 bytes, and its share of an index with 4 bytes
+// an entry that is between 7/16 and 7/8 full. A client with a name takes an entry of a map. If clients are numbered,
+// their numbers are their places, and nothing is stored.
 #pragma once
 
 #include <cstdint>
@@ -14,41 +14,42 @@ namespace fastagg::engine {
 
 class Clients {
  public:
-  // `numbered` >= 0: the ids are the whole numbers below it. Negative: every id is accepted.
+  // `numbered` >= 0: the ids are the integers below it. Negative: every id is accepted.
   explicit Clients(int64_t numbered = -1) : numbered_(numbered) {}
   int64_t numbered() const { return numbered_; }
-  // Throws Refusal, kUnknownClient: the id is not one of those numbers.
+  // Throws Refusal, kUnknownClient, if the id is not allowed.
   void check(const ClientId& id) const;
-  int64_t find(const ClientId& id) const;  // its place; -1: it has none. Throws Refusal, as `check`
+  int64_t find(const ClientId& id) const;  // its place, or -1. Throws as `check` does
   ClientId at(int64_t place) const;
-  // Tells clients apart that have had the same place. It depends on the order of calls alone, so a replay has the
-  // same.
+  // A number that differs for two clients that have had the same place. It depends only on the order of calls, so a
+  // replay gets the same.
   int64_t token(int64_t place) const;
-  // A mark of a client, by its id or its place: not 0, and few clients share one.
+  // A hash of a client, from its id or its place. It is never 0, and few clients share one.
   static uint32_t mark(const ClientId& id);
   uint32_t mark(int64_t place) const noexcept;
 
   // Gives a client a place: the one that became free last, or a new one. If it throws, nothing has changed.
   int64_t add(const ClientId& id);
-  void remove(int64_t place) noexcept;  // its place is free
+  void remove(int64_t place) noexcept;  // frees its place
   int64_t nbytes() const;
 
  private:
   size_t home(int64_t number) const;
-  size_t entry_of(int64_t number) const;  // where the index has it, or would
+  size_t entry_of(int64_t number) const;  // where the index has the number, or would put it
   void grow();
 
   struct Name {
     int32_t place;
-    uint32_t life;  // the same name, forgotten and added again, is another client
+    uint32_t life;  // differs if the same name is forgotten and added again
   };
   using Names = std::unordered_map<std::string, Name>;
   const Names::value_type& name_at(int64_t place) const;
 
   int64_t numbered_;
-  std::vector<int64_t> ids_;  // by place: the number, or where the name's entry lies; of a free one, the next free one
+  std::vector<int64_t>
+      ids_;  // by place: the number, or the address of the name's entry, or for a free place the next free one
   std::vector<bool> named_;
-  std::vector<int32_t> index_;  // places of numbers, by open addressing; -1: none. Its size is a power of two
+  std::vector<int32_t> index_;  // places of numbers, an open-addressing table; -1: empty. Its size is a power of two
   size_t numbers_ = 0;
   Names names_;
   uint32_t lives_ = 0;

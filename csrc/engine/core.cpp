@@ -33,7 +33,7 @@ Core::Core(const Settings& chosen, std::shared_ptr<DirectionState> along, const 
       model(std::move(first)) {
   direction->is.place = &place;
   ledger.participation.policy = settings.participation;
-  const InOrder order(place);  // the caller has made the model on its stream
+  const InOrder order(place);  // the caller's stream has made the model
   if (place.device && !steps_in_python())
     place.device->load(optimizer.planned(0, optimizer.settings.lr, model.current, model.current), *direction);
 }
@@ -57,7 +57,7 @@ Ledger::TaskReference Core::find(const Answer& answer) const {
   return task;
 }
 
-// Replaces the bounds, which otherwise only grow, by measured values. This is a pass over the vectors, and rarely
+// Replaces the bounds, which otherwise only grow, by measured values. It takes a pass over the vectors, and is rarely
 // needed.
 void Core::measure() {
   const InOrder order(place);

@@ -1,4 +1,4 @@
-// The state of a server. Its operations (engine.h) and transactions (transaction.h) work on it, under the lock.
+// The state of a server. Its operations (engine.h) and transactions (transaction.h) use it while they hold the lock.
 #pragma once
 
 #include <memory>
@@ -20,15 +20,15 @@ namespace fastagg::engine {
 
 struct Settings {
   int64_t size = 0;                      // of the model's vector
-  int64_t clients = -1;                  // ids are 0..clients-1; negative: any
-  double clip_norm = 0.0;                // of an update; 0: none
+  int64_t clients = -1;                  // ids are 0..clients-1; negative: any id
+  double clip_norm = 0.0;                // of an update; 0: no clipping
   bool weighs_by_samples = false;        // whether an update's weight in a mean is its client's number of samples
-  double max_samples = kHeaviest;        // a larger number counts as this
-  double largest_model = kLargestModel;  // what the model's own types hold
-  int32_t local_steps = 0;               // of a task by default; 0: none are told
-  bool keeps_versions = false;           // every one that a client may answer
-  bool closes_early = false;             // `close_round` steps along what has come
-  bool folds = false;                    // trained models may be added several at a time, in one pass
+  double max_samples = kHeaviest;        // a larger number of samples counts as this
+  double largest_model = kLargestModel;  // the largest number in the model's own types
+  int32_t local_steps = 0;               // of a task by default; 0: not told
+  bool keeps_versions = false;           // whether every version that a client may answer is kept
+  bool closes_early = false;             // whether `close_round` steps along the updates so far
+  bool folds = false;                    // whether several trained models may be added in one pass
   Participation::Policy participation;
   Staleness staleness;
 };
@@ -50,16 +50,16 @@ class Core {
   Ledger ledger;
   const Place place;
   const std::unique_ptr<Inspector> inspector;
-  const std::shared_ptr<Extension> extension;  // null: there is none
-  // The rows that a checkpoint has not written yet; a row is copied before it changes. None: no checkpoint is written.
+  const std::shared_ptr<Extension> extension;  // may be null
   std::shared_ptr<store::RowCut> cut;
   Model model;
-  double enough_since = std::numeric_limits<double>::quiet_NaN();  // when the round had enough, by the ledger's clock
+  double enough_since =
+      std::numeric_limits<double>::quiet_NaN();  // when the round had enough updates, by the ledger's clock
   TransactionScratch scratch;
-  int64_t misformed = 0;  // answers that counted and looked as if they had another form than their senders say
-  const Answer* last_misformed = nullptr;  // of the transaction that has just ended
+  int64_t misformed = 0;  // number of counted answers that looked as if they had another form than stated
+  const Answer* last_misformed = nullptr;  // such an answer in the transaction that has just ended
 
-  // The norm that updates are clipped to. 0: they are not clipped.
+  // The norm to which updates are clipped. 0: no clipping.
   double clip_norm() const { return direction->is.privacy ? direction->is.privacy->clip() : settings.clip_norm; }
   bool steps_in_python() const { return extension && extension->asks.step; }
   bool prepares(const Answer& answer) const {
@@ -68,7 +68,7 @@ class Core {
   // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
   // kAlreadyCounted, kOtherClient.
   Ledger::TaskReference find(const Answer& answer) const;
-  // Makes the caller's stream wait for all work of the device so far.
+  // Makes the caller's stream wait for all of the device's work so far.
   void follow() const {
     if (place.device) place.device->follow();
   }

@@ -1,7 +1,7 @@
-// A device that a server's kernels run on. A server on the processor has none.
+// The device on which a server's kernels run. A server on the CPU has none.
 //
-// All that an arrival asks for comes between `begin` and `end`, also what the host language asks for itself: it is done
-// when all before it is done. Kernels are written down until `launch`.
+// All work for an arrival, including the host language's own, is issued between `begin` and `end`, and runs after all
+// earlier work. Kernels are only collected until `launch`.
 #pragma once
 
 #include <memory>
@@ -19,15 +19,13 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual void begin() = 0;
-  virtual void end() noexcept = 0;  // what was not launched is dropped
-  // Makes the caller's stream wait until the current version is complete.
+  virtual void end() noexcept = 0;  // drops what was not launched
   virtual void follow() = 0;
-  virtual void settle() noexcept = 0;  // waits for all
-  // Keeps memory until the arrival's work is done.
+  virtual void settle() noexcept = 0;  // waits for all work
   virtual void hold(const store::Owner& owner) = 0;
-  // Gets ready what kernels need, and starts all of them. If the first one does not start, nothing has been done.
+  // Prepares the data that kernels need, and starts all of them. If the first one does not start, nothing has changed.
   virtual void launch() = 0;
-  // Gets the kernels of an optimizer and a direction ready, so that the first arrival need not.
+  // Loads the kernels of an optimizer and a direction, so that the first arrival need not.
   virtual void load(const Optimizer& optimizer, const DirectionState& direction) = 0;
   virtual std::unique_ptr<Inspector> inspector(const Settings& settings, const DirectionState& direction) = 0;
 };
@@ -36,10 +34,10 @@ class Device {
 struct Place {
   std::shared_ptr<store::Memory> memory;
   std::shared_ptr<Runner> runner;
-  std::shared_ptr<Device> device;  // null: the processor
+  std::shared_ptr<Device> device;  // null: the CPU
 };
 
-// A scope: work that a device gets within it comes after all earlier work, and its end is marked.
+// A scope for work on a device: it comes after all earlier work, and its end is marked.
 class InOrder {
  public:
   explicit InOrder(const Place& place) : device_(place.device.get()) {

@@ -1,4 +1,4 @@
-// A server's operations: what starts a change, and what executes it again.
+// A server's operations, and their replay from the log.
 #include "engine.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kOverdueAtATime = 8;  // limits the time of one call
+constexpr int64_t kOverdueAtATime = 8;  // limits the time that one call takes
 
 log::Operation operation_of(log::OperationKind kind, const ClientId& client, int64_t version) {
   log::Operation made;
@@ -47,7 +47,7 @@ Model::SentModel Engine::sent_now(int format) {
                   "one; send it as it is");
   const store::Vector from = sent_now(kAsItIs).model;
   const bool same =
-      format >= 0 && wire_facts(format).row == kHalfRows && from.dtype == kBFloat16;  // nothing is rounded
+      format >= 0 && wire_facts(format).row == kHalfRows && from.dtype == kBFloat16;  // no rounding is needed
   Model::SentModel made{same ? from : place.memory->vector(settings.size),
                         store::Encoded::make(format, 0, settings.size, 0)};
   cpu::encode(store::update_of(from, settings.size), *made.encoded,
@@ -56,7 +56,7 @@ Model::SentModel Engine::sent_now(int format) {
   return model.sent[format] = made;
 }
 
-// The look-ahead: where the model would be if the momentum went on.
+// The look-ahead: the model after one more step of the momentum.
 store::Vector Engine::ahead_now() {
   const double rate = optimizer.ahead();
   const store::Vector made = place.memory->vector(settings.size, model.current.dtype);
@@ -194,7 +194,7 @@ void Engine::limit(const Limits& limits) {
   ledger.leases.limits = limits;
   ledger.renew();
   enough_since = std::nan("");
-  is_due();  // the time of a round that was restored begins
+  is_due();  // starts the clock of a restored round
 }
 
 // -- answers ---------------------------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
         result.misformed = answer->client;
         told_misformed_ = true;
       }
-      is_due();  // the round's time begins
+      is_due();  // starts the round's clock
       for (size_t i = 0; i < taken; ++i)
-        next[i].copy.reset();  // so that the next one is copied to memory that is in a cache
+        next[i].copy.reset();  // so that the next answer is copied to memory that is still in a cache
     }
   } catch (const Refusal& refused) {
     result.refused = refused;
@@ -230,14 +230,14 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
   return result;
 }
 
-// Takes as many answers as fit one pass, at least one.
+// Takes as many answers as one pass can, at least one.
 size_t Engine::take(Answer* answers, size_t count) {
   for (size_t group = BatchTransaction::capacity(*this, answers, count); group > 0;) {
     BatchTransaction batch(*this, answers, group);
     if (batch.execute()) return batch.fit();
     group = batch.fit();
   }
-  // A round that has no room for a sum ends first, if that is the rule.
+  // If the rule says so, a round without room for a sum ends first.
   const Sums* const sums = direction->is.sums;
   if (answers->kind == Answer::kSum && sums && sums->closes_before(answers->count)) {
     AnswerTransaction(*this, *answers).check();
@@ -264,7 +264,7 @@ bool Engine::close_round(Receipt* receipt, bool if_due) {
     return RoundEndTransaction(*this, *receipt).execute();
   } catch (const Refusal& refused) {
     if (!if_due || refused.why != Why::kTooLarge) throw;
-    return false;  // whoever called does something else, and the round goes on
+    return false;  // the caller goes on with its own work, and the round stays open
   }
 }
 
@@ -283,7 +283,7 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
     case log::kAnswer: {
       const int64_t before = misformed;
       AnswerTransaction(*this, *answer).execute();
-      misformed = before, last_misformed = nullptr;  // it was told when it came
+      misformed = before, last_misformed = nullptr;  // it was reported when it first came
       return;
     }
     case log::kDispatch:

@@ -1,5 +1,5 @@
-// A sum of fp32 numbers that never rounds. So it can be updated forever: a number that was added and removed again
-// leaves no error. The sum is a whole number of 320 bits, in units of the smallest float.
+// A sum of fp32 numbers that never rounds. So a number that was added and removed again leaves no error, however often
+// this happens. The sum is an integer of 320 bits, in units of the smallest float.
 #pragma once
 
 #include <cmath>

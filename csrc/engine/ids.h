@@ -12,31 +12,31 @@ namespace fastagg::engine {
 
 class Ids {
  public:
-  // Outcomes that are remembered.
+  // How many outcomes are remembered.
   static constexpr size_t kRemembered = 16384;
-  // Lives whose ids are known as this server's.
+  // How many lives' ids are recognised as this server's.
   static constexpr size_t kLives = 1024;
 
-  // The end of a task. What is packed: the version that the server came to, whether that answer changed the model; or,
-  // below zero, the task's version and why it ended without an answer. A checkpoint has neither this, nor the client,
-  // nor the age.
+  // The end of a task. `packed` holds the version that the server came to and whether the answer changed the model.
+  // Below zero it holds the task's version and why it ended without an answer. A checkpoint stores neither these, nor
+  // the client, nor the age.
   enum EndReason { kUnknown, kGivenUp, kLease, kDelay };
   struct EndedTask {
     int64_t id = 0;
     int64_t packed = kUncounted;
-    uint32_t client = 0;  // a mark of it (Clients::mark); 0: not known
-    uint32_t age = 0;     // of an answered task: how many versions before that one it was sent
+    uint32_t client = 0;  // its mark (Clients::mark); 0: unknown
+    uint32_t age = 0;     // for an answered task: how many versions before that one it was sent
     bool counted() const { return packed >= 0; }
     int64_t version() const { return packed >> 1; }
     bool applied() const { return (packed & 1) != 0; }
     int64_t sent() const { return counted() ? version() - age : (-1 - packed) >> 2; }
     EndReason why() const { return static_cast<EndReason>((-1 - packed) & 3); }
   };
-  static constexpr int64_t kUncounted = -1;  // it was forgotten, or it took too long
+  static constexpr int64_t kUncounted = -1;  // it was forgotten, or its time was over
   static int64_t pack(int64_t version, bool applied) { return version << 1 | static_cast<int64_t>(applied); }
   static int64_t unanswered(int64_t version, EndReason why) { return -1 - (version << 2 | why); }
 
-  // From now on ids are those of the life with this number, which may go on after others.
+  // From now on ids are those of the life with this number. It may continue an earlier life.
   void begin(uint64_t number) {
     const auto first = static_cast<int64_t>(number >> 1 & kBegins) + 1;
     lives_.reserve(lives_.size() + 1);
@@ -51,13 +51,13 @@ class Ids {
   }
 
   int64_t next() const { return lives_.empty() ? 1 : lives_.back().next; }
-  // Room for one more id, and for the outcome of one more task, besides so many open ones.
+  // Makes room for one more id, and for the outcome of one more task besides `open` ones.
   void reserve(size_t open) {
     lives_.reserve(lives_.size() + 1);
     const size_t needed = std::min(kRemembered, ended_.size() + open + 1);
     if (ended_.capacity() < needed) ended_.reserve(std::min(kRemembered, 2 * needed));
   }
-  // This id is in use. It may be one of a log of which a part is lost.
+  // Marks an id as used. It may come from a log that has lost a part.
   void use(int64_t id) noexcept {
     for (size_t i = lives_.size(); i-- > 0;)
       if (id >= lives_[i].first && id - lives_[i].next < kGap) {
@@ -66,7 +66,7 @@ class Ids {
       }
     lives_.push_back({id, id + 1});
   }
-  // Whether this server may have given it to a task.
+  // Whether this server may have given this id to a task.
   bool knows(int64_t id) const {
     return std::any_of(lives_.begin(), lives_.end(),
                        [&](const Life& life) { return id >= life.first && id < life.next; });
@@ -85,7 +85,7 @@ class Ids {
     const auto entry = std::find_if(ended_.begin(), ended_.end(), [&](const EndedTask& task) { return task.id == id; });
     return entry == ended_.end() ? nullptr : &*entry;
   }
-  // The last of a client's tasks that ended and was of this version, or the last of all.
+  // The last ended task of a client that was of this version, or its last ended task of all.
   const EndedTask* last(uint32_t client, std::optional<int64_t> version) const {
     for (size_t i = ended_.size(); i-- > 0;) {
       const EndedTask& task = ended_[(oldest_ + i) % ended_.size()];
@@ -95,7 +95,7 @@ class Ids {
   }
   size_t nbytes() const { return ended_.size() * sizeof(EndedTask); }
 
-  // As plain numbers: (first, next) of each life; ids and outcomes, the oldest first.
+  // The state as plain numbers: (first, next) of each life, then ids and outcomes, the oldest first.
   struct State {
     std::vector<int64_t> firsts, nexts, ended, outcomes;
   };
@@ -108,7 +108,7 @@ class Ids {
     }
     return state;
   }
-  // False: it is no state.
+  // False: the state is not valid.
   bool load(const State& state) {
     if (state.firsts.size() != state.nexts.size() || state.ended.size() != state.outcomes.size()) return false;
     lives_.clear(), ended_.clear(), oldest_ = 0;

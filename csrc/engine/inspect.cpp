@@ -1,4 +1,4 @@
-// An answer before its step is planned: its task, its bytes, its norm and its weight. It may be refused here.
+// The stages of an answer before its step is planned: its task, its bytes, its norm and its weight. Each may refuse it.
 #include <algorithm>
 #include <cmath>
 
@@ -8,7 +8,7 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for their versions
+constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for the versions of their updates
 
 void weigh(const Core& of, PendingAnswer& pending) {
   Contribution& brings = pending.brings;
@@ -53,7 +53,7 @@ Question question_of(const Core& of, const PendingAnswer& pending) {
 
 }  // namespace
 
-// Finds the task that an answer refers to, and what it counts for.
+// Finds the task of an answer, and the answer's weight.
 void Stages::find_task(PendingAnswer& pending) {
   Answer& answer = *pending.answer;
   pending.task = core_.find(answer);
@@ -78,7 +78,7 @@ void Stages::find_task(PendingAnswer& pending) {
   if (!core_.prepares(answer)) weigh(core_, pending);
 }
 
-// Checks that the answer's clients may take part. A leaf's sum counts for those that it names.
+// Checks that the answer's clients may take part. A leaf's sum counts for the clients that it names.
 void Stages::check_participants(const Answer& answer) const {
   const Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits()) return;
@@ -87,7 +87,8 @@ void Stages::check_participants(const Answer& answer) const {
   for (const ClientId& client : answer.participants) check(client);
 }
 
-// Makes places where the answer's clients are counted, once nothing refuses it: what is refused leaves no names behind.
+// Makes places where the answer's clients are counted. This comes last, so that a refused answer leaves no names
+// behind.
 void Stages::place_participants(PendingAnswer& pending) {
   Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits() || !pending.counts) return;
@@ -97,8 +98,8 @@ void Stages::place_participants(PendingAnswer& pending) {
   for (const ClientId& client : answer.participants) place(client);
 }
 
-// Looks at a few numbers of an answer of any kind, before they are read for the step. What they say is only told, so
-// numbers on a device, which the host would have to wait for, are left out.
+// Compares a few numbers of an answer with the stated form. The result is only reported. So numbers on a device, for
+// which the host would have to wait, are not compared.
 void Stages::compare_form(PendingAnswer& pending) {
   const Answer& answer = *pending.answer;
   if (core_.place.device || answer.kind == Answer::kSum) return;
@@ -108,7 +109,7 @@ void Stages::compare_form(PendingAnswer& pending) {
       answer.update, store::update_of(sent ? sent : core_.model.current, core_.settings.size), is_trained);
 }
 
-// Reads the update, once: into memory of the engine's own, which is the record's where there is one.
+// Reads the update once, into memory of the engine's own: the record's, if there is a log.
 void Stages::inspect_update(PendingAnswer& pending) {
   Answer& answer = *pending.answer;
   const Inspector& inspector = *core_.inspector;

@@ -10,8 +10,8 @@
 namespace fastagg::engine {
 namespace {
 
-// So many bytes of a caller's are kept until kernels have read them. Of more torch was told (bindings/arrays.h), which
-// an emulated device has not.
+// Up to this many bytes of a caller's memory are kept until kernels have read them. For more, torch has been told
+// (bindings/arrays.h), but an emulated device has no torch.
 #if defined(FASTAGG_CUDA_EMULATED)
 constexpr int64_t kKept = INT64_MAX;
 #else
@@ -38,7 +38,7 @@ class CudaInspector : public Inspector {
     if (!pending.record.empty() && !store::is_encoded(answer.on_host)) {
       const Update copy = update_at(pending.operation.parts);
       cpu::copy(answer.on_host, copy);
-      if (answer.in_host) answer.update = copy;  // what the device is sent is what the record holds
+      if (answer.in_host) answer.update = copy;  // the device gets exactly the recorded bytes
     }
     if (prepared && is_.keeps) take(answer);
     if (!prepared) measure(pending);
@@ -62,12 +62,12 @@ class CudaInspector : public Inspector {
     card_.queue->wait();
     if (is_.combines && answer.update.pieces.front().dtype == kDeviceEncoded) {
       auto& there = *static_cast<DeviceUpdate*>(answer.owner.get());
-      there.numbers = nullptr, there.made = {};  // the queue has them until they are read
+      there.numbers = nullptr, there.made = {};  // the queue holds them until they are read
     }
     pending.norm = norm_of(sums[0]);
   }
 
-  // Finds what is asked of each tensor of an update, and waits for it.
+  // Computes the sums that are needed of each tensor of an update, and waits for them.
   void sum_tensors(const Update& update, cpu::Tensors& tensors) const {
     const auto places = static_cast<int64_t>(tensors.begins().size());
     auto* const begins = reinterpret_cast<int64_t*>(parts_.data);
@@ -76,7 +76,7 @@ class CudaInspector : public Inspector {
     cuda::copy_now(tensors.parts(), sums, tensors.nbytes(), card_.where());
   }
 
-  // An update that its sender may change stays as a copy.
+  // Copies an update that its sender may still change.
   void take(Answer& answer) const {
     hold_theirs(answer);
     keep(card_, answer.update, answer.owner);
@@ -86,7 +86,7 @@ class CudaInspector : public Inspector {
     if (answer.update.size * static_cast<int64_t>(sizeof(float)) <= kKept) card_.queue->hold(answer.owner);
   }
 
-  // Copies an update from the host's memory to where kernels read it.
+  // Copies an update from host memory to where kernels read it.
   void bring(Answer& answer) const {
     if (store::is_encoded(answer.update)) return bring_encoded(answer);
     const int64_t size = answer.update.size;
@@ -110,7 +110,7 @@ class CudaInspector : public Inspector {
     answer.update.add(there, size, kFloat32);
   }
 
-  // Only its bytes are sent. The device decodes them.
+  // Sends only the bytes. The device decodes them.
   void bring_encoded(Answer& answer) const {
     const auto from = store::encoded_in(answer.update);
     const auto there = std::make_shared<DeviceUpdate>(*from, card_.memory->bytes(from->nbytes));
@@ -129,8 +129,8 @@ class CudaInspector : public Inspector {
 
   const Card card_;
   const DirectionState::Traits& is_;
-  store::Vector scratch_;  // of a measurement
-  store::Vector parts_;    // of tensors: where they begin, and their sums
+  store::Vector scratch_;  // for measurements
+  store::Vector parts_;    // for tensors: where they begin, and their sums
 };
 
 }  // namespace

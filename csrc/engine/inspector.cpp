@@ -20,8 +20,8 @@ class CpuInspector : public Inspector {
 
   void inspect(PendingAnswer& pending, bool prepared) const override {
     Answer& answer = *pending.answer;
-    // An extension and an ordered round keep what they read, and the record's memory is used again. What is the
-    // engine's own already need only be written down.
+    // An extension and an ordered round keep what they read, but the record's memory is reused. If the numbers are
+    // already the engine's own, they only need to be written to the record.
     const bool copies = !answer.blob && !store::is_encoded(answer.update);
     const bool has_room = !pending.record.empty() && copies;
     const bool kept = prepared || is_.keeps || answer.is_private;
@@ -37,8 +37,8 @@ class CpuInspector : public Inspector {
     return cpu::sum_squares(answer.update, tensors);
   }
 
-  // Copies an update, less the model that it was trained from if it is one, to a record or to memory of its own.
-  // Returns the sum of squares of the copy.
+  // Copies an update to a record or to memory of its own. If it is a model, the one it was trained from is subtracted.
+  // Returns the copy's sum of squares.
   double absorb(Answer& answer, log::Operation* record) const {
     if (answer.is_private) return squares_of(answer, is_.tensors);
     std::vector<log::Part> parts;
@@ -59,7 +59,7 @@ class CpuInspector : public Inspector {
   }
 
   const DirectionState::Traits& is_;
-  const std::shared_ptr<store::Shelf> shelf_ = std::make_shared<store::Shelf>();  // of a round's updates
+  const std::shared_ptr<store::Shelf> shelf_ = std::make_shared<store::Shelf>();  // for a round's updates
 };
 
 }  // namespace

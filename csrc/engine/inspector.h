@@ -1,5 +1,4 @@
-// How updates are read: by the processor, which copies them, or by a device, which is asked for their norms.
-// A server asks once which of the two it has.
+// Reads updates: on the CPU, which copies them, or on a device, which returns their norms. A server has one of the two.
 #pragma once
 
 #include <cmath>
@@ -16,19 +15,19 @@ struct Settings;
 class Inspector {
  public:
   virtual ~Inspector() = default;
-  // An answer's numbers in the host's memory, for a log.
+  // An answer's numbers in host memory, for a log.
   virtual const Update& numbers(const Answer& answer) const = 0;
-  // Refuses what can be known to be unfit before anything is done for it.
+  // Rejects an answer early if it is certainly invalid.
   virtual void look_at(const Answer&) const {}
-  // Reads the update, once. If the record has room for its numbers they are there then. `prepared`: the extension will
-  // read it, too.
+  // Reads the update once. If the record has room for its numbers, they are in it afterwards. `prepared`: the extension
+  // will read the update, too.
   virtual void inspect(PendingAnswer& pending, bool prepared) const = 0;
 };
 
-// The processor's.
+// The inspector on the CPU.
 std::unique_ptr<Inspector> inspector_here(const DirectionState& direction);
 
-// Refuses what is not finite.
+// Returns the norm. Refuses an update that is not finite.
 inline double norm_of(double squares) {
   if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
   return std::sqrt(squares);

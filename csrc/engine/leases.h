@@ -1,5 +1,4 @@
-// When tasks end that nobody answers: how long a server waits for its clients, and how many tasks and clients it
-// allows.
+// When unanswered tasks end, and how many tasks and clients a server allows.
 #pragma once
 
 #include <algorithm>
@@ -22,23 +21,22 @@ struct Limits {
 };
 
 struct Leases {
-  // A task that was sent, whatever became of it.
+  // A task that was sent. It may have ended since.
   struct SentTask {
     double ends;
     int64_t version;
-    int64_t token;  // of the place (clients.h): another one means that the client was forgotten meanwhile
+    int64_t token;  // of the place (clients.h); another one means that the client was forgotten since
     int32_t place;  // negative: it was forgotten
   };
   Limits limits;
-  double skew = 0.0;         // seconds by which this clock is ahead; for tests
-  std::deque<SentTask> due;  // as they were sent; empty if nothing expires
-  int64_t expired = 0;       // tasks, so far
+  double skew = 0.0;         // seconds by which this clock is ahead, for tests
+  std::deque<SentTask> due;  // in the order of sending; empty if nothing expires
+  int64_t expired = 0;       // number of tasks that have expired
 
   double own_time() const {  // seconds, by this process' clock
     return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
-  double time() const { return limits.expires() ? own_time() : 0.0; }  // without limits nobody reads it
-  // `now`: the server's version.
+  double time() const { return limits.expires() ? own_time() : 0.0; }  // without limits nobody uses it
   Ids::EndReason why_over(int64_t version, int64_t now) const {
     return version < now - limits.max_delay ? Ids::kDelay : Ids::kLease;
   }

@@ -16,7 +16,7 @@ const std::string kAgain = "drop this answer and dispatch a new task to the clie
   throw Refusal(why, "client " + shown(id) + text);
 }
 
-// How a task of this version ended that no answer was counted for.
+// Describes how a task of this version ended without a counted answer.
 std::string end_of(int64_t version, Ids::EndReason why) {
   const std::string of = why == Ids::kUnknown ? "" : "of version " + std::to_string(version) + " ";
   if (why == Ids::kLease) return of + "has expired: it took longer than the server waits (lease)";
@@ -48,7 +48,7 @@ bool is_open(const OpenTasks& tasks, int64_t task) {
   return is_open;
 }
 
-// Refuses an answer to a task that its client does not have, or not any more.
+// Refuses an answer to a task that its client does not have, or no longer has.
 [[noreturn]] void refuse_ended(const Ids& ids, const OpenTasks& tasks, const ClientId& id, int64_t task) {
   const Ids::EndedTask* const ended = ids.ended(task);
   const bool is_others =
@@ -174,7 +174,7 @@ std::optional<Ledger::OverdueTask> Ledger::overdue() const {
   const double time = leases.time();
   if (due_task.ends > time && leases.why_over(due_task.version, now) != Ids::kDelay) return std::nullopt;
   OverdueTask overdue{{}, due_task.version, false, false};
-  if (!roster.is_there(due_task)) return overdue;  // it was forgotten
+  if (!roster.is_there(due_task)) return overdue;  // the client was forgotten
   const OpenTasks& tasks = roster.tasks;
   const OpenTask* task = tasks.find(due_task.place, due_task.version);
   overdue.ends = task != nullptr && leases.is_over(*task, time, now);
@@ -243,7 +243,7 @@ void Ledger::renew() {
 
 void Incarnations::begin(int64_t version, uint64_t number, int64_t oldest) noexcept {
   while (!all.empty() && all.back().first >= version) all.pop_back();
-  if (!all.empty() && all.back().second == number) return;  // the same one goes on
+  if (!all.empty() && all.back().second == number) return;  // the same incarnation goes on
   all.emplace_back(version, number);
   while (all.size() > 1 && all[1].first <= oldest) all.erase(all.begin());
 }
@@ -257,7 +257,7 @@ uint64_t Incarnations::of(int64_t version) const {
 void Ledger::begin_incarnation(int64_t version, uint64_t number) {
   incarnations.all.reserve(incarnations.all.size() + 1);  // may fail, so it comes first
   ids.begin(number);
-  int64_t oldest = std::min(version, now);  // the present version is still sent, and belongs to the one before
+  int64_t oldest = std::min(version, now);  // the current version is still sent, and belongs to the incarnation before
   for (int64_t place = 0; place < roster.tasks.places(); ++place)
     roster.tasks.each(place, [&](const OpenTask& task) { oldest = std::min(oldest, task.version); });
   incarnations.begin(version, number, oldest);
@@ -346,7 +346,7 @@ void Ledger::load(const State& state) {
     places.push_back(place);
     ++roster.known;
   }
-  for (size_t t = tasks; t-- > 0;) {  // backwards, because `open` puts each task in front of the others
+  for (size_t t = tasks; t-- > 0;) {  // backwards, because `open` puts each task before the others
     const int64_t owner = state.task_client[t], version = state.task_version[t], local_steps = state.task_steps[t];
     require(owner >= 0 && owner < static_cast<int64_t>(clients), "a task of nobody");
     const int64_t place = places[static_cast<size_t>(owner)];

@@ -10,9 +10,9 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr std::chrono::milliseconds kSignals{50};  // how often a waiting caller looks for Ctrl-C
+constexpr std::chrono::milliseconds kSignals{50};  // how often a waiting caller checks for Ctrl-C
 
-thread_local char here = 0;  // its address names the thread
+thread_local char here = 0;  // its address identifies the thread
 
 }  // namespace
 

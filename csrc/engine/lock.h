@@ -1,5 +1,5 @@
-// The lock of a server. One thread holds it. A thread that holds it and comes again, from a hook, a
-// finalizer or a signal handler, is refused: it would change what the outer call is working on.
+// The lock of a server. One thread holds it. If that thread enters again, from a hook, a finalizer or a signal handler,
+// it is refused, because it would change what the outer call is working on.
 #pragma once
 
 #include <atomic>
@@ -17,12 +17,12 @@ class Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  // Throws Refusal: kReentered, kBusy (with `limited`: too many wait), kOtherProcess (this is a fork). Whoever waits
-  // looks for signals.
+  // Throws Refusal: kReentered, kBusy (with `limited`: too many threads wait), kOtherProcess (this is a fork),
+  // kRetired. A waiting thread handles signals.
   void enter(bool limited = false);
   void leave() noexcept;
   bool is_mine() const;
-  // From now on nobody gets it: kRetired. The caller holds it.
+  // Refuses all later callers with kRetired. The caller holds the lock.
   void retire() { retired_ = true; }
   int64_t waiting() const { return waiting_; }
 
@@ -30,13 +30,14 @@ class Lock {
 
  private:
   std::timed_mutex mutex_;
-  std::atomic<const void*> owner_{nullptr};  // an address that belongs to the thread that holds it
+  std::atomic<const void*> owner_{nullptr};  // identifies the thread that holds the lock
   std::atomic<int64_t> waiting_{0};
   bool retired_ = false;
   const int process_;
 };
 
-// A call. It computes as IEEE 754 says, also what a kernel's factors are made of before any kernel runs.
+// A scope that holds the lock. Floating-point arithmetic within it follows IEEE 754, also for factors that are computed
+// before any kernel runs.
 class EngineCall {
  public:
   explicit EngineCall(Lock& lock, bool limited = false) : lock_(lock) { lock_.enter(limited); }

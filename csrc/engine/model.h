@@ -1,4 +1,4 @@
-// A server's model: its current version, and what somebody may still hold of it and of earlier ones.
+// A server's model: its current version, and the versions that somebody may still hold.
 #pragma once
 
 #include <algorithm>
@@ -13,25 +13,25 @@ namespace fastagg::engine {
 
 class Model {
  public:
-  // The form in which clients are sent this version. It is made for the first of them, and the same for all.
+  // The form in which clients are sent this version. It is made for the first client, and shared by all.
   struct SentModel {
     store::Vector model;
-    std::shared_ptr<store::Encoded> encoded;  // that the model was read back from; null: it is the version itself
+    std::shared_ptr<store::Encoded> encoded;  // from which the model was decoded; null: the model is the version itself
   };
 
   explicit Model(store::Vector first) : current(std::move(first)) {}
   store::Vector current;
-  store::Owner state;             // what the extension holds of it besides its vector: running statistics
-  double bound = 0.0;             // of the magnitudes of its elements
+  store::Owner state;             // the extension's state of the model besides its vector: running statistics
+  double bound = 0.0;             // on the magnitudes of its elements
   bool shared = false;            // whether somebody may hold this version
-  std::map<int, SentModel> sent;  // in place of this version, once it was: by format; as it is, a look-ahead
+  std::map<int, SentModel> sent;  // by format: the forms in which this version was sent; kAsItIs is a look-ahead
 
-  // The current version, for somebody who may hold it: it never changes from now on.
+  // The current version, for a caller who may keep it. It never changes from now on.
   const store::Vector& share() {
     shared = true;
     return current;
   }
-  // Versions of before that somebody still holds: a task, or whoever was handed one.
+  // Earlier versions that somebody still holds.
   std::vector<store::Vector> held_before() const {
     std::vector<store::Vector> vectors;
     for (const auto& [format, version] : sent) vectors.push_back(version.model);
@@ -39,14 +39,14 @@ class Model {
       if (store::Owner owner = earlier.owner.lock()) vectors.push_back({std::move(owner), earlier.data, earlier.dtype});
     return vectors;
   }
-  // For all that is sent of one more version.
+  // Makes room for all forms of one more version.
   void make_room() {
     if (before_.size() + 2 + WireFormats::kCount <= before_.capacity()) return;
     const auto gone = [](const EarlierVersion& earlier) { return earlier.owner.expired(); };
     before_.erase(std::remove_if(before_.begin(), before_.end(), gone), before_.end());
     before_.reserve(2 * before_.size() + 8 + WireFormats::kCount);
   }
-  // The next version, which then is the one of before; none: it was made in place.
+  // Makes `next` the current version, and returns the old one in `next`. An empty `next`: the step was in place.
   void advance(store::Vector& next) noexcept {
     if (next && shared) before_.push_back({current.owner, current.data, current.dtype});
     for (const auto& [format, version] : sent)

@@ -1,4 +1,4 @@
-// Runs a server's kernels on the processor.
+// Runs a server's kernels on the CPU.
 #pragma once
 
 #include <cstring>
@@ -34,7 +34,7 @@ class CpuRunner : public Runner {
   void zero(void* memory, int64_t bytes) override { std::memset(memory, 0, static_cast<size_t>(bytes)); }
 };
 
-// For one update whose sender may change it: it is read once, and its squares are added on the way.
+// For one update that its sender may change: it is read once, and its squares are summed in the same pass.
 class SinglePassRunner : public CpuRunner {
  public:
   double squares = 0.0;

@@ -18,7 +18,7 @@ const T* at(const char* bytes, size_t place) {
   return reinterpret_cast<const T*>(bytes + place);
 }
 
-// The kernels that were asked for, and the bytes that they read on the device.
+// The kernels to launch, and the bytes that they read on the device.
 class LaunchList : public Runner {
  public:
   explicit LaunchList(const Card& card) : card_(card) {}
@@ -41,7 +41,7 @@ class LaunchList : public Runner {
   std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted,
                                 bool apart) override {
     const auto count = static_cast<int64_t>(held.size()), wide = (count + cuda::kSide - 1) / cuda::kSide;
-    std::vector<int32_t> tiles(static_cast<size_t>(wide * wide));  // those with a pair that is wanted
+    std::vector<int32_t> tiles(static_cast<size_t>(wide * wide));  // tiles with a wanted pair
     for (int64_t i = 0; i < count; ++i)
       for (int64_t k = i; k < count; ++k)
         if (wanted == nullptr || wanted[i * count + k] != 0)
@@ -92,7 +92,7 @@ class LaunchList : public Runner {
   void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override {
     const bool has = weights != nullptr;
     std::vector<RowJob> sent = jobs;
-    std::vector<float> weights_of_jobs;  // of the jobs' slots alone
+    std::vector<float> weights_of_jobs;  // of the jobs' slots only
     for (RowJob& job : sent) {
       if (!has) break;
       job.shift = job.first_slot - static_cast<int64_t>(weights_of_jobs.size());
@@ -123,10 +123,11 @@ class LaunchList : public Runner {
 
   std::vector<std::function<void(const cuda::LaunchPlace& where, const char* bytes)>> launches;
   std::vector<char> packed;
-  int64_t longest = 0;  // vector whose blocks each read them
+  int64_t longest = 0;  // elements of the longest vector whose blocks read the bytes
 
  private:
-  // Appends the values to the bytes, which are read for each block of `size` elements. Returns where they begin.
+  // Appends the values to the bytes, which kernels read once for each block of `size` elements. Returns where they
+  // begin.
   template <typename T>
   size_t pack(const T* values, size_t count, int64_t size) {
     longest = std::max(longest, size);
@@ -136,7 +137,7 @@ class LaunchList : public Runner {
     return place;
   }
 
-  // `weights`: what they are multiplied by, in place of their own.
+  // `weights`: factors in place of the updates' own.
   std::vector<cuda::HeldRow> rows_of(const std::vector<WeightedUpdate>& held, const float* weights) {
     std::vector<cuda::HeldRow> rows;
     for (size_t k = 0; k < held.size(); ++k) {
@@ -149,13 +150,13 @@ class LaunchList : public Runner {
       Update update = *held[k].update;
       store::Owner owner;
       const bool kept = reinterpret_cast<uintptr_t>(update.pieces.front().data) % kApart == 0;
-      if (update.pieces.size() > 1 || !kept) keep(card_, update, owner);  // it came with a checkpoint
+      if (update.pieces.size() > 1 || !kept) keep(card_, update, owner);  // it came from a checkpoint
       row.data = update.pieces.front().data, row.dtype = update.pieces.front().dtype;
     }
     return rows;
   }
 
-  // A step along what whole updates become, which is a vector of its own.
+  // A step along the combination of whole updates, which is made as a vector first.
   void combined(const Buffer& buffer, const Optimizer& optimizer) {
     const std::vector<cuda::HeldRow> rows = rows_of(*buffer.held, buffer.desks->weights());
     const int64_t size = buffer.held->front().update->size, count = static_cast<int64_t>(rows.size());
@@ -210,7 +211,7 @@ class CudaRunner : public Device {
     const int format = is.rows != nullptr ? is.rows->format : -1;
     cuda::LaunchPlace loads = card_.where();
     loads.loads = true;
-    const float* const memory = optimizer.x;  // nothing is launched, so nobody reads or writes there
+    const float* const memory = optimizer.x;  // nothing is launched, so nobody reads or writes this memory
     Wire wire;
     for (wire.format = 0; wire.format < WireFormats::kCount; ++wire.format) cuda::decode(wire, nullptr, loads);
     Update whole, pieces;
@@ -253,7 +254,7 @@ class CudaRunner : public Device {
   }
 
  private:
-  // The caller's.
+  // The caller's stream.
   void* stream() const {
     if (torn_)
       throw cuda::Error(
@@ -261,7 +262,7 @@ class CudaRunner : public Device {
     return card_.stream();
   }
 
-  // The launches' bytes, where they are read.
+  // Puts the launches' bytes where kernels read them, and returns the address.
   const char* bring(const cuda::LaunchPlace& where) {
     const std::vector<char>& packed = kernels_->packed;
     if (packed.empty()) return nullptr;
@@ -279,9 +280,9 @@ class CudaRunner : public Device {
 
   const Card card_;
   const std::shared_ptr<LaunchList> kernels_;
-  store::Vector sent_;  // what launches read on the device, if it is more than a little
+  store::Vector sent_;  // for the launches' bytes, if they are many
   size_t room_ = 0;
-  bool torn_ = false;  // a launch failed behind others: the device's memory is between two versions
+  bool torn_ = false;  // a launch failed after others, so the device's memory is between two versions
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The tasks that are open, by the place of their client: 8 bytes a place and 40 an open task. And what is kept for
-// them: the data of the versions that they are of.
+// The open tasks, by the place of their client: 8 bytes for each place and 40 for each open task. And the data of
+// versions that is kept for them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct OpenTask {
   int32_t local_steps;
   int32_t next;
   double ends;   // the end of its lease
-  int64_t last;  // of a client's first open task: the version that the client was sent last
+  int64_t last;  // only in a client's first open task: the version that the client was sent last
 };
 
 class OpenTasks {
@@ -25,7 +25,7 @@ class OpenTasks {
 
   explicit OpenTasks(int64_t places) : records_(static_cast<size_t>(places), kUnknown) {}
 
-  // Calls `act` with each of a place's tasks, the last one first; it may close that one.
+  // Calls `act` with each of a place's tasks, the last one first. `act` may close its task.
   template <typename Act>
   void each(int64_t place, Act act) const {
     for (int32_t at = first(place); at >= 0;) {
@@ -43,7 +43,7 @@ class OpenTasks {
     for (OpenTask& open_task : tasks_) open_task.ends = ends;
   }
 
-  // The version that its client was sent last; negative: none.
+  // The version that the client was sent last; negative: none.
   int64_t last_sent(int64_t place) const {
     const int32_t task = first(place);
     return task < 0 ? records_[static_cast<size_t>(place)] : tasks_[static_cast<size_t>(task)].last;
@@ -51,7 +51,7 @@ class OpenTasks {
   bool is_known(int64_t place) const { return last_sent(place) >= 0; }
   void sent(int64_t place, int64_t version) noexcept { set(place, first(place), version); }
 
-  void reserve() {  // room for one more
+  void reserve() {  // makes room for one more task
     if (free_ >= 0) return;
     tasks_.push_back({0, 0, 0, -1, 0.0, 0});
     free_ = static_cast<int32_t>(tasks_.size()) - 1;
@@ -65,7 +65,7 @@ class OpenTasks {
     set(place, at, last);
     ++count_;
   }
-  // The id of the task that this has ended; 0: there was none.
+  // Ends a task, and returns its id; 0: there was none.
   int64_t close(int64_t place, int64_t version) noexcept {
     int32_t before = -1, at = first(place);
     while (at >= 0 && tasks_[static_cast<size_t>(at)].version != version)
@@ -88,8 +88,9 @@ class OpenTasks {
     if (records_.capacity() == records_.size()) records_.reserve(2 * records_.size() + 16);
   }
   void add_place() noexcept { records_.push_back(kUnknown); }
-  void drop(int64_t place) noexcept { records_[static_cast<size_t>(place)] = kUnknown; }  // it has no open task
-  // A copy of what is known of places, for places in another order.
+  void drop(int64_t place) noexcept {
+    records_[static_cast<size_t>(place)] = kUnknown;
+  }  // only for a place without open tasks
   int64_t record(int64_t place) const { return records_[static_cast<size_t>(place)]; }
   void swap_places(std::vector<int64_t>& records) noexcept { records_.swap(records); }
 
@@ -97,7 +98,7 @@ class OpenTasks {
   size_t nbytes() const { return records_.size() * sizeof(int64_t) + tasks_.size() * sizeof(OpenTask); }
 
  private:
-  int32_t first(int64_t place) const {  // negative: none
+  int32_t first(int64_t place) const {  // the first open task; negative: none
     const int64_t record = records_[static_cast<size_t>(place)];
     return record < kUnknown ? static_cast<int32_t>(-2 - record) : -1;
   }
@@ -106,15 +107,15 @@ class OpenTasks {
     if (first >= 0) tasks_[static_cast<size_t>(first)].last = last;
   }
 
-  // The version that a client was sent last, if it has no open task; -2 minus its first open task, if it has one; or
-  // kUnknown.
+  // For a client without open tasks, the version that it was sent last, or kUnknown. Otherwise -2 minus its first open
+  // task.
   std::vector<int64_t> records_;
   std::vector<OpenTask> tasks_;
   int32_t free_ = -1;
   int64_t count_ = 0;
 };
 
-// Versions that are kept as long as a task is of them, if their server needs them.
+// The versions that are kept as long as they have an open task, if the server needs them.
 class KeptVersions {
  public:
   explicit KeptVersions(bool needed) : keeps(needed) {}
@@ -130,7 +131,7 @@ class KeptVersions {
     const auto entry = kept_.find(version);
     if (entry != kept_.end() && --entry->second.count == 0) kept_.erase(entry);
   }
-  store::Vector of(int64_t version) const {  // none if nothing is kept
+  store::Vector of(int64_t version) const {  // empty if the version is not kept
     const auto entry = kept_.find(version);
     return entry == kept_.end() ? store::Vector{} : entry->second.data;
   }

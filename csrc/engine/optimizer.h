@@ -20,22 +20,23 @@ struct OptimizerSettings {
   double eps_root = 0.0, weight_decay = 0.0;
   bool decoupled = false;   // weight decay on the model, not on the direction
   double initial = 0.0;     // of v and vhat
-  int64_t period = 1;       // of a delayed momentum: in steps
+  int64_t period = 1;       // of a delayed momentum, in steps
   bool look_ahead = false;  // clients are sent x + lr*beta1*m
 
   double drag() const { return decoupled ? 0.0 : weight_decay; }
   double keep(double rate) const { return decoupled ? 1.0 - rate * weight_decay : 1.0; }
 };
 
-// The kernel's settings for a step of this rate. `round`: of a bias correction, or in a period; 0: none.
+// The kernel's settings for a step of this rate. `round`: the number of the step for a bias correction or within a
+// period; 0: none.
 Hyper hyper_of(const OptimizerSettings& settings, double lr, double round);
 
-// The client in the key of moments' rounding, which separates it from that of clients' rows.
+// Takes the client's place in the key of moments' rounding, so that it differs from the keys of clients' rows.
 constexpr uint32_t kServer = ~uint32_t{0};
-// The same for what clients are sent, and for a model in bf16: a version, and one of its look-aheads.
+// The same for models sent to clients, for a version in bf16, and for its look-aheads.
 constexpr uint32_t kDownloads = kServer - 1, kVersions = kServer - 2, kLookAheads = kServer - 3;
 
-// From where to where an optimizer moves the model. The key is that of its rounding, if it is in bf16.
+// Sets the model that an optimizer reads and the one that it writes. The key is that of rounding to bf16.
 void set_model(Optimizer& optimizer, const store::Vector& x, const store::Vector& x_out, const RandomKey& key);
 
 // The addresses of m, v and vhat for a kernel, null if the optimizer has none. With `units` they are in 8 bits.
@@ -43,10 +44,10 @@ Moments moments_of(const std::array<float*, 3>& all, float* units, int64_t size,
 
 class OptimizerState {
  public:
-  // As before the first step, for `size` parameters.
+  // The state before the first step, for `size` parameters.
   OptimizerState(const OptimizerSettings& settings, int64_t size, uint64_t seed, std::shared_ptr<store::Memory> memory);
 
-  // The moments by name: "m", "v", "vhat", and "units" of coded ones.
+  // The moments by name: "m", "v", "vhat", and "units" for coded ones.
   struct Moment {
     const char* name;
     store::Vector data;
@@ -55,17 +56,17 @@ class OptimizerState {
   std::vector<Moment> moments() const;
   int64_t nbytes() const;
 
-  // How much lr times what an optimizer steps by can add to an element, and the bounds of moments after a step along a
-  // direction whose elements are at most d. `along`: of a step along the direction itself.
+  // A bound on how much a step with this lr adds to an element, and in `bounds` the bounds of moments afterwards. The
+  // direction's elements are at most d. `along`: the bound of a step along the direction itself.
   double growth(double lr, double d, double along, MomentBounds& bounds) const;
-  MomentBounds measured() const;  // from the moments, in host memory
+  MomentBounds measured() const;  // from the moments, which must be in host memory
 
-  // How much of m, a vector of fp32, is added to the model that clients are sent.
+  // The factor of m, a vector of fp32, in the look-ahead that clients are sent.
   double ahead() const { return settings.look_ahead ? settings.lr * settings.beta1 : 0.0; }
   const float* m() const { return m_.data; }
   uint64_t seed() const { return seed_; }
 
-  // A copy that a step may work on while this state stays as it is.
+  // A copy that a step may change while this state stays as it is.
   OptimizerState copy() const;
   // The kernel's settings for step number `steps`.
   Optimizer planned(int64_t steps, double lr, const store::Vector& x, const store::Vector& x_out) const;

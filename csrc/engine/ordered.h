@@ -1,5 +1,5 @@
-// A direction around another one: updates wait until their round is complete, and count in the order of their clients.
-// So the result does not depend on the order in which they come.
+// A direction around another one. Updates wait until their round is complete, and then count in the order of their
+// clients. So the result does not depend on the order of arrival.
 #pragma once
 
 #include "answer.h"
@@ -10,7 +10,7 @@ namespace fastagg::engine {
 class OrderedDirection : public DirectionState, public Sums {
  public:
   struct WaitingAnswer {
-    Answer answer;  // as much of it as is needed
+    Answer answer;  // only the parts that are needed
     Contribution brings;
   };
   explicit OrderedDirection(std::shared_ptr<DirectionState> round);
@@ -33,7 +33,7 @@ class OrderedDirection : public DirectionState, public Sums {
   // Planned:
   Outcome outcome_ = Outcome::kKept;
   const Contribution* last_ = nullptr;
-  Contributions all_;  // if the round ends
+  Contributions all_;  // the round's contributions in order, if it ends
 };
 
 }  // namespace fastagg::engine

@@ -10,10 +10,10 @@
 namespace fastagg::engine {
 namespace {
 
-// The uses of a step's key. Each is the nonce of its random numbers.
+// The uses of a step's key. Each is the nonce of its own random numbers.
 enum NoiseUse : uint64_t { kElements = 0, kCount, kStored };
 
-// Of the master key: no version has this incarnation, which has 63 bits.
+// An incarnation that no version has, for use with the master key. Real ones have 63 bits.
 constexpr uint64_t kNobody = UINT64_MAX;
 
 double normal_of(const ChaChaKey& key) {
@@ -70,7 +70,7 @@ Noise Privacy::noise(double divisor) const {
   return noise;
 }
 
-// Correlated noise is a sum of all noise so far, whose weights have magnitudes that add up to at most 2 (privacy.py).
+// Correlated noise is a weighted sum of all noise so far, and its weights' magnitudes add up to at most 2 (privacy.py).
 double Privacy::bound(double divisor) const {
   return kLargestNormal * setting.noise * clip_ / divisor * (sums_.empty() ? 1.0 : 2.0);
 }
@@ -102,8 +102,8 @@ void Privacy::fields(Archive& archive) {
   stored_sums(archive);
 }
 
-// Past noise is stored enciphered, because it tells what was added to earlier versions. The same sums have the same
-// place in the cipher's stream.
+// Past noise is stored encrypted, because it reveals what was added to earlier versions. Equal sums use the same place
+// in the cipher's stream.
 void Privacy::stored_sums(Archive& archive) {
   const ChaChaKey key = derived(key_, static_cast<uint64_t>(last_.incarnation), static_cast<uint64_t>(last_.number));
   const int64_t nbytes = size_ * static_cast<int64_t>(sizeof(float));

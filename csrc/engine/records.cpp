@@ -9,8 +9,8 @@
 namespace fastagg::engine {
 namespace {
 
-// The parts of an answer that are written as they lie now: an encoded update, and what there is besides parameters.
-// `ids` has the bytes of participants.
+// The parts of an answer that are recorded as they are: an encoded update, and everything besides parameters. `ids` has
+// the bytes of participants.
 std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers, const std::vector<uint8_t>& ids) {
   std::vector<log::Part> rest;
   const auto add = [&](log::Role role, uint8_t type, size_t count, const void* from) {

@@ -1,5 +1,5 @@
-// What a server writes down. Without a log that is nothing: records are empty, and nobody need ask again. A record is
-// made before anything changes, because that may fail, and is added with the change.
+// Makes a server's log records. Without a log all records are empty, and callers need not check for one. A record is
+// made before anything changes, because that may fail. It is added together with the change.
 #pragma once
 
 #include <memory>
@@ -17,14 +17,14 @@ class Records {
  public:
   void attach(std::shared_ptr<log::Journal> journal) { journal_ = std::move(journal); }
   explicit operator bool() const { return journal_ != nullptr; }
-  // Refuses a call that could not be acknowledged.
+  // Refuses a call that the log could not acknowledge.
   void check() const {
     if (journal_) journal_->check();
   }
   log::RecordList of(const log::Operation& operation) const;
   // Begins an answer's record, with room for its numbers.
   void begin(PendingAnswer& pending, const Update& numbers, const Ledger& ledger) const;
-  // Writes its outcome, which its receipt tells.
+  // Writes the outcome, from the answer's receipt, into the record.
   void decide(PendingAnswer& pending) const;
   void add(log::RecordList record) const noexcept {
     if (!record.empty()) journal_->push(std::move(record));
@@ -34,7 +34,8 @@ class Records {
   std::shared_ptr<log::Journal> journal_;
 };
 
-// How a copy of an update lies in memory: its runs of pieces of one type. A trained model becomes its difference.
+// The layout of an update's copy in memory: runs of pieces of one type. For a trained model it is that of its
+// difference.
 std::vector<log::Part> parts_of(const Answer& answer, const Update& update);
 Update update_at(const std::vector<log::Part>& parts);
 

@@ -1,4 +1,4 @@
-// BatchNorm's running statistics and counters, as one client sent them: copies of the server's own.
+// The BatchNorm statistics and counters of one client, copied into the server's memory.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ struct ReportedStatistics {
   bool has_values() const { return size > 0 || !counters.empty(); }
 };
 
-// The limits of a model's statistics. Variances and counts cannot be below zero. Places are (begin, end).
+// The limits of a model's statistics. Variances and counts must not be negative. Their places are (begin, end).
 struct StatisticsRules {
-  double limit = 0.0;  // of the magnitudes, so that the mean of many clients' stays finite
+  double limit = 0.0;  // on magnitudes, so that the mean of many clients' values stays finite
   std::vector<std::pair<int64_t, int64_t>> variances, counts;
 };
 bool fits(const ReportedStatistics& reported, const StatisticsRules& rules);

@@ -7,7 +7,7 @@ namespace fastagg::engine {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 16;
-constexpr auto kShadow = static_cast<int64_t>(kBlock * sizeof(double));  // bytes
+constexpr auto kShadow = static_cast<int64_t>(kBlock * sizeof(double));  // in bytes
 
 __extension__ typedef unsigned __int128 Wide;
 
@@ -30,7 +30,7 @@ void Resummation::make_room(int64_t shadows) {
   capacity_ = capacity;
 }
 
-// Multiples of the golden ratio, less whole numbers, fill a cycle evenly however few of them there are.
+// The fractional parts of multiples of the golden ratio fill a cycle evenly, for any number of them.
 bool Resummation::begins(int64_t block, int64_t arrival) const {
   const uint64_t place = static_cast<uint64_t>(block) * 0x9E3779B97F4A7C15ull;
   const auto turn = static_cast<int64_t>((static_cast<Wide>(place) * static_cast<uint64_t>(cycle_)) >> 64);
@@ -88,7 +88,7 @@ void Resummation::put() noexcept {
   for (Flight& flight : flights_) flight.held = flight.done;
 }
 
-// An arrival that was planned and did not come about is taken back by the next plan: nothing else has changed.
+// Takes back an arrival that was planned but did not happen.
 void Resummation::cancel() noexcept {
   while (flights_.size() > before_) {
     free_.push_back(flights_.back().shadow);
@@ -100,13 +100,13 @@ void Resummation::cancel() noexcept {
 void Resummation::fields(Archive& archive) {
   std::vector<int64_t> blocks, done;
   std::vector<double> shadows;
-  for (size_t i = 0; i < before_; ++i) {  // those of an update that was planned and refused have not begun
+  for (size_t i = 0; i < before_; ++i) {  // flights of a planned and refused update have not begun
     const Flight& flight = flights_[i];
     blocks.push_back(flight.block), done.push_back(flight.done);
     shadows.resize(shadows.size() + kBlock);
     memory_->get(shadows.data() + shadows.size() - kBlock, flight.shadow, kShadow);
     const int64_t beyond = std::max<int64_t>((flight.block + 1) * kBlock - rows_.size, 0);
-    std::fill(shadows.end() - beyond, shadows.end(), 0.0);  // nobody writes there
+    std::fill(shadows.end() - beyond, shadows.end(), 0.0);  // elements beyond the last one, which nobody writes
   }
   archive.list("blocks", blocks);
   archive.list("done", done);

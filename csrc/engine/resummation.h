@@ -1,12 +1,12 @@
-// Keeps a sum over rows that is updated arrival by arrival from drifting: little by little it is added up again,
-// exactly, at a cost that is the same at every arrival and for any number of rows.
+// Keeps a sum over rows, which every arrival changes, from drifting. It recomputes the sum exactly, little by little.
+// The cost is the same at every arrival, for any number of rows.
 //
-// Every block of 1,024 elements is added up once in four arrivals per row, 16 rows at an arrival, into a shadow in
-// double; when all rows are in it, it becomes the block of the sum. A row that changes meanwhile changes the shadow,
-// too. When a block's turn comes follows from its place and the number of rows alone, and the turns lie evenly over the
-// arrivals, however many blocks there are.
+// Every block of 1,024 elements is recomputed once in four arrivals per row. Each arrival adds 16 rows to a shadow in
+// double. When all rows are in it, it replaces the block of the sum. A row that changes in between changes the shadow,
+// too. A block's turn follows from its place and the number of rows alone, and turns are spread evenly over the
+// arrivals.
 //
-// Read at an arrival: a quarter of a row and what it takes to follow the row that changed, a 128th. Kept: an eighth of
+// Each arrival reads a quarter of a row, and a 128th of a row to follow the row that changed. Shadows take an eighth of
 // a byte per parameter, in memory that grows and does not move.
 #pragma once
 
@@ -20,19 +20,19 @@
 
 namespace fastagg::engine {
 
-constexpr int64_t kResummationCycle = 4;  // updates per row in which every block has its turn
+constexpr int64_t kResummationCycle = 4;  // number of updates per row in which every block has its turn
 
 class Resummation {
  public:
   // `memory`: where the rows are. `owner` keeps them alive.
   Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner);
 
-  // Room for what this arrival begins.
+  // Makes room for the flights that this arrival begins.
   void begin(int64_t arrival);
-  // Removes a row's weight from the sum, before the row is written, and adds it again, after.
+  // Removes a row's weight from the sum before the row is written, and adds it again afterwards.
   void leaves(Runner& runner, int64_t slot, float weight);
   void enters(Runner& runner, int64_t slot, float weight);
-  // 16 rows more, and the blocks that are done. `weights`: of the rows as they are now.
+  // Adds 16 rows more, and finishes complete blocks. `weights`: those of the rows as they are now.
   void advance(Runner& runner, const float* weights, float* sum);
   void put() noexcept;
   void cancel() noexcept;
@@ -59,7 +59,7 @@ class Resummation {
   int64_t capacity_ = 0;
   std::vector<double*> free_;
   std::vector<Flight> flights_;
-  size_t before_ = 0;  // flights that had begun before this arrival
+  size_t before_ = 0;  // number of flights that had begun before this arrival
   std::vector<RowJob> jobs_, done_;
 };
 

@@ -9,12 +9,12 @@
 namespace fastagg::engine {
 namespace {
 
-// A squared distance below this share of both squares has lost 20 bits of 53.
+// A squared distance below this share of both squares has lost 20 of its 53 bits.
 constexpr double kLost = 0x1p-20;
 
 using Names = std::vector<std::string>;
 
-// -- rules that combine each element alone
+// -- rules that combine element by element
 
 struct MedianRule {
   static constexpr const char* kName = "median";
@@ -92,12 +92,13 @@ struct MultiKrumRule {
   }
 };
 
-// How far each row is from the sum of all with these shares, from the products of all pairs of rows. A row that is far
-// away has a small share, so no term is much larger than a distance. Squared distances of pairs would cancel.
+// The distance of each row from the sum of all rows with these shares, computed from the products of all pairs. A row
+// that is far away has a small share, so no term is much larger than a distance. With squared distances of pairs, terms
+// would cancel.
 std::vector<double> distances_from_point(const std::vector<double>& products, const std::vector<double>& shares) {
   const size_t count = shares.size();
   std::vector<double> distances(count);
-  double square = 0.0;  // of the point's norm
+  double square = 0.0;  // the square of the point's norm
   for (size_t i = 0; i < count; ++i) {
     for (size_t k = 0; k < count; ++k) distances[i] += shares[k] * products[std::min(i, k) * count + std::max(i, k)];
     square += shares[i] * distances[i];
@@ -107,8 +108,8 @@ std::vector<double> distances_from_point(const std::vector<double>& products, co
   return distances;
 }
 
-// Shares of a point that moves from zero, so that nothing large draws it away at the start: in every iteration by
-// move(distance)/whole(sum of moves) towards each update.
+// The shares of a point that moves towards each update by move(distance)/whole(sum of moves) in every iteration. It
+// starts at zero, so that no large update draws it away.
 template <typename Move, typename Whole>
 std::vector<double> moved_from_zero(int64_t iterations, const std::vector<WeightedUpdate>& held, int64_t size,
                                     Runner& runner, Move move, Whole whole) {
@@ -149,7 +150,7 @@ struct CenteredClipRule {
   }
 };
 
-// To add a rule, write a struct and add it here, its name to fastagg/ops/combine.py, and its plain version to
+// To add a rule, write a struct and add it here. Add its name to fastagg/ops/combine.py, and its plain version to
 // tests/support/formulas.py.
 using Rules =
     List<MedianRule, TrimmedRule, MeanAroundMedianRule, KrumRule, MultiKrumRule, GeometricMedianRule, CenteredClipRule>;

@@ -1,5 +1,5 @@
-// What a round's updates become if some clients may send anything. robust.cpp has a struct for each rule, with what it
-// needs and its source. Python takes names, settings and needs from `robust_rules()`.
+// Rules that combine a round's updates when some clients may send anything. robust.cpp has a struct for each rule, with
+// its needs and its source. Python takes names, settings and needs from `robust_rules()`.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 
 namespace fastagg::engine {
 
-// The settings of all rules; each has a few of them.
+// The settings of all rules. Each rule uses a few of them.
 struct RobustSetting {
   double trim = 0.0;       // in [0, 1/2)
-  int64_t f = 0;           // how many may send anything
-  int64_t keep = 0;        // 0: all but f
+  int64_t f = 0;           // how many updates may be arbitrary
+  int64_t keep = 0;        // 0: all except f
   int64_t iterations = 0;  // at least 1
   double smoothing = 0.0, radius = 0.0;
 };
 
-// A rule combines each element alone, or gives every update a share. The other function is null.
+// A rule combines element by element, or gives every update a share. The other function is null.
 struct RobustRule {
   const char* name;
-  std::vector<std::string> settings;               // names of those that it has
+  std::vector<std::string> settings;               // names of the settings that it uses
   int64_t (*least)(const RobustSetting& setting);  // how many updates it needs
   CombineSetting (*combining)(const RobustSetting& setting, int64_t count);
   std::vector<double> (*shares)(const RobustSetting& setting, const std::vector<WeightedUpdate>& held, int64_t size,
@@ -45,8 +45,8 @@ class RobustCombiner : public Combiner {
   RobustSetting setting_;
 };
 
-// [count, count]: the squared distances of all updates; where two are so near that their difference is lost in their
-// products, it is added up itself. On the diagonal is the square of the update's own norm.
+// The squared distances of all updates, [count, count]. If two are so near that products would lose their distance, it
+// is summed directly. On the diagonal are the squares of the updates' norms.
 std::vector<double> squared_distances(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner);
 
 }  // namespace fastagg::engine

@@ -5,7 +5,7 @@
 namespace fastagg::engine {
 namespace {
 
-// Memory is given back when so few of so many places are used. It takes a moment.
+// With at least kManyPlaces, memory is given back if fewer than one in kFewUsed is used. This takes a moment.
 constexpr size_t kManyPlaces = 4096, kFewUsed = 8;
 
 }  // namespace
@@ -78,7 +78,7 @@ void Roster::shrink(std::deque<Leases::SentTask>& due) noexcept {
     tasks.swap_places(records);
     steps_.swap(steps);
     std::swap(clients, all);
-  } catch (const std::bad_alloc&) {  // another time
+  } catch (const std::bad_alloc&) {  // it is tried again later
   }
 }
 

@@ -10,8 +10,9 @@ namespace {
 
 constexpr int64_t kNever = INT64_MIN / 2;
 
-// By so much the sum may have been heavier before: then what its roundings left behind is at most a millionth of it.
-// Weights that are nearly equal never fall so far but by clients that leave the sum, whose number is bounded.
+// The largest factor by which the sum may have been heavier before. Up to it, earlier rounding errors are at most a
+// millionth of the sum. If weights are nearly equal, only clients that leave the sum can make it so much lighter, and
+// their number is bounded.
 constexpr double kLargestFall = 16.0, kNearlyEqual = 2.0;
 
 }  // namespace
@@ -19,7 +20,7 @@ constexpr double kLargestFall = 16.0, kNearlyEqual = 2.0;
 void RowWeights::plan(int64_t client, double share, bool enters) {
   const auto c = static_cast<size_t>(client);
   next.client = client;
-  next.share = static_cast<float>(share);  // as the kernel will multiply by it
+  next.share = static_cast<float>(share);  // the float that the kernel multiplies by
   next.leaving = weights[c];
   next.entering = enters ? next.share : 0.0f;
   next.heard = heard + (shares[c] == 0.0f);
@@ -31,7 +32,7 @@ void RowWeights::plan(int64_t client, double share, bool enters) {
   next.heaviest_total = std::max(heaviest_total_, next.total);
 }
 
-// A sum that was larger before, by heavier rows that have left, still has the rounding of what it was.
+// If heavier rows have left the sum, it still has the rounding errors of the larger sum.
 double RowWeights::bound(double of_rows, double of_sum, bool direct) {
   next.row_bound = of_rows;
   next.peak = direct ? 0.0 : std::max(peak_, of_sum);
@@ -40,7 +41,7 @@ double RowWeights::bound(double of_rows, double of_sum, bool direct) {
 
 bool RowWeights::fell() const {
   const bool lighter = std::max(next.heaviest_total, heaviest_before_) > kLargestFall * next.total;
-  // This answer may be the first of another weight.
+  // This answer may be the first with another weight.
   const bool equal = heaviest_ == 0.0 ||
                      std::max<double>(heaviest_, next.share) <= kNearlyEqual * std::min<double>(lightest_, next.share);
   return lighter && !equal && next.total > 0.0;
@@ -69,7 +70,7 @@ void RowWeights::commit(bool whole) noexcept {
   heard_of(next.share);
   heaviest_total_ = whole ? next.total : next.heaviest_total;
   if (whole) heaviest_before_ = 0.0;
-  if (++arrivals % (kResummationCycle * clients()) == 0) {  // by now the whole sum was recomputed
+  if (++arrivals % (kResummationCycle * clients()) == 0) {  // the whole sum has been recomputed by now
     heaviest_before_ = heaviest_total_;
     heaviest_total_ = next.total;
   }
@@ -112,7 +113,7 @@ Freshness::Freshness(RowWeights& of, int64_t max_delay, bool by_dispatch, bool f
     : of_(of), max_delay_(max_delay), by_dispatch_(by_dispatch), full_(full), begun_(of.shares.size(), kNever) {}
 
 void Freshness::before_sending(int64_t version) {
-  if (due_count_ > 4 * of_.clients() + 1024) {  // most of it is of dispatches that later ones replaced
+  if (due_count_ > 4 * of_.clients() + 1024) {  // most entries are of dispatches that later ones replaced
     std::unordered_map<int64_t, std::vector<int64_t>> due;
     for (size_t i = 0; i < begun_.size(); ++i)
       if (begun_[i] >= expired_) due[begun_[i]].push_back(static_cast<int64_t>(i));
@@ -133,7 +134,8 @@ void Freshness::sent(int64_t client, int64_t version) noexcept {
   ++due_count_;
 }
 
-// Who leaves the sum because it is too old by now, and who is back in time: each looked at once after every dispatch.
+// Finds the clients that are now too old for the sum, and those that have returned. Each is looked at once after every
+// dispatch.
 void Freshness::plan_terms(int64_t client, int64_t oldest) {
   RowWeights::Terms& terms = of_.next.terms;
   for (int64_t version = expired_; version < oldest; ++version) {
@@ -157,7 +159,7 @@ bool Freshness::plan(const Contribution& contribution) {
   of_.next.terms.clear();
   const int64_t oldest = contribution.now - max_delay_;
   expired_next_ = begins() ? std::max(expired_, oldest) : expired_;
-  if (!by_dispatch_ && contribution.start >= expired_next_) {  // nobody would look at an older version again
+  if (!by_dispatch_ && contribution.start >= expired_next_) {  // older versions would never be looked at again
     std::vector<int64_t>& due = due_[contribution.start];
     if (due.size() == due.capacity()) due.reserve(2 * due.size() + 4);
   }

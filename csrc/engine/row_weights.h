@@ -14,59 +14,58 @@ class RowWeights {
  public:
   explicit RowWeights(int64_t clients) : shares(static_cast<size_t>(clients)), weights(shares.size()) {}
 
-  std::vector<float> shares, weights;  // of rows that were heard, and of those in the sum; 0 for the others
+  std::vector<float> shares, weights;  // of rows that have come, and of those in the sum; 0 for the others
   int64_t arrivals = 0, heard = 0;
-  double row_bound = 0.0;  // of the elements of rows
+  double row_bound = 0.0;  // on the elements of rows
   int64_t clients() const { return static_cast<int64_t>(shares.size()); }
 
-  // Clients whose rows leave the sum or come back into it, in order, and by how much their weights change: from or to
-  // 0.
+  // Clients whose rows leave or re-enter the sum, in order, and the changes of their weights from or to 0.
   using Terms = std::vector<std::pair<int64_t, float>>;
 
-  // The weights with the next update.
+  // The weights after the next update.
   struct PlannedWeights {
     int64_t client = 0, heard = 0;
     float share = 0.0f, entering = 0.0f, leaving = 0.0f;
-    Terms terms;  // of the rows of other clients
+    Terms terms;  // of other clients' rows
     ExactSum sum;
     double total = 0.0, heaviest_total = 0.0;
     double row_bound = 0.0, peak = 0.0;
   };
   PlannedWeights next;
-  // `enters`: the client's row is not too old for the sum.
+  // `enters`: the client's row is recent enough for the sum.
   void plan(int64_t client, double share, bool enters);
-  // A bound of the mean's elements, with these of rows and of the sum. `direct`: the sum is always added up anew.
+  // A bound on the mean's elements, from bounds of rows and of the sum. `direct`: the sum is always recomputed.
   double bound(double of_rows, double of_sum, bool direct);
-  // Whether the sum was so much heavier before that what its roundings left behind is no longer small.
+  // Whether the sum was so much heavier before that its old rounding errors are no longer small.
   bool fell() const;
   void put() noexcept;
-  void take_back() noexcept;         // what `put` did
-  void commit(bool whole) noexcept;  // `whole`: the sum was added up anew
+  void take_back() noexcept;         // undoes `put`
+  void commit(bool whole) noexcept;  // `whole`: the sum was recomputed
   void fields(Archive& archive);
-  void fields_of_totals(Archive& archive, bool resums);  // the last
+  void fields_of_totals(Archive& archive, bool resums);  // the last fields
   int64_t nbytes() const { return 2 * clients() * static_cast<int64_t>(sizeof(float)); }
 
  private:
   void heard_of(float share) noexcept;
 
   ExactSum total_;
-  double peak_ = 0.0;  // of the sum
-  // How heavy the sum was since it was last recomputed whole: in this cycle of the resummation, and in the one before.
+  double peak_ = 0.0;  // the largest bound of the sum so far
   double heaviest_total_ = 0.0, heaviest_before_ = 0.0;
-  double lightest_ = 0.0, heaviest_ = 0.0;  // of the shares that clients have had
+  double lightest_ = 0.0, heaviest_ = 0.0;  // the least and the largest share that clients have had
 };
 
-// How old a client's information is: a row leaves the sum when it is too old, and returns when its client is sent a
+// The age of each client's information. A row leaves the sum when it is too old, and returns when its client is sent a
 // model, or answers.
 class Freshness {
  public:
-  // `max_delay`: how many versions it may be old. `by_dispatch`: a client is as fresh as the last model it was sent,
-  // otherwise as its row. `full`: nothing is applied until all clients have been heard.
+  // `max_delay`: the most versions that a row may be old. `by_dispatch`: a client is as fresh as the last model that it
+  // was sent, otherwise as its row. `full`: no step until all clients have answered.
   Freshness(RowWeights& of, int64_t max_delay, bool by_dispatch, bool full);
-  // A client is about to be sent a version, which may fail, and was sent it.
+  // The first is called before a client is sent a version, and may fail. The second is called afterwards.
   void before_sending(int64_t version);
   void sent(int64_t client, int64_t version) noexcept;
-  // Who leaves and who returns with this update: `next.terms`. False: its own row is too old to enter.
+  // Plans which rows leave and return with this update, in `next.terms`. False: the client's own row is too old to
+  // enter.
   bool plan(const Contribution& contribution);
   void commit(const Contribution& contribution) noexcept;
   void fields(Archive& archive);
@@ -79,11 +78,11 @@ class Freshness {
   RowWeights& of_;
   const int64_t max_delay_;
   const bool by_dispatch_, full_;
-  std::vector<int64_t> begun_;                             // how fresh a client is
-  std::unordered_map<int64_t, std::vector<int64_t>> due_;  // by version: who may leave once it is too old
-  int64_t expired_ = 0, expired_next_ = 0;                 // versions below it were looked at
+  std::vector<int64_t> begun_;                             // by client: the version of its information
+  std::unordered_map<int64_t, std::vector<int64_t>> due_;  // by version: clients that may leave once it is too old
+  int64_t expired_ = 0, expired_next_ = 0;                 // versions below it have been looked at
   int64_t due_count_ = 0;
-  std::vector<int64_t> back_;  // who was sent a model while out of the sum
+  std::vector<int64_t> back_;  // clients that were sent a model while out of the sum
 };
 
 }  // namespace fastagg::engine

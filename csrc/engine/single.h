@@ -1,4 +1,4 @@
-// Every update is a step of its own; with `blend` towards the client's model (FedAsync).
+// Every update is a step of its own. With `blend` the step is towards the client's model (FedAsync).
 #pragma once
 
 #include "direction.h"
@@ -7,7 +7,7 @@ namespace fastagg::engine {
 
 class SingleDirection : public DirectionState {
  public:
-  // `divisor`: a step is scaled by what its update counts for, divided by this. 0: it is not.
+  // `divisor`: the step is scaled by its update's share divided by this. 0: it is not scaled.
   SingleDirection(double sign, bool blend, double divisor) : DirectionState(blend ? 1.0 : sign) {
     is.immediate = is.reads_once = true;
     is.blends = blend;

@@ -1,5 +1,5 @@
-// What a delay changes: the weight of one update, and the learning rate of a step. fastagg/rules/staleness.py says who
-// defined each formula, and computes with these. A formula of a user's own is called instead (extension.h).
+// How delays change the weight of an update, and the learning rate of a step. fastagg/rules/staleness.py gives each
+// formula's source, and computes with these. For a user's own formula, the extension is called (extension.h).
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,12 @@
 namespace fastagg::engine {
 
 struct StalenessSetting {
-  double a = 0.0, b = 0.0;                  // of the weight, by its own names
+  double a = 0.0, b = 0.0;                  // of the weight; Python has other names for them
   double threshold = 0.0, lipschitz = 1.0;  // of the rate
 };
 
-// -- weights: `of` an update that is tau versions old. None: it is dropped. kSettings are Python's names of a and b.
+// -- weights: `of` returns the weight of an update that is tau versions old. None: it is dropped. kSettings are
+// Python's names of a and b.
 
 struct ConstantWeight {
   static constexpr const char* kName = "constant";
@@ -53,7 +54,7 @@ struct CutoffWeight {
 };
 using Weights = List<ConstantWeight, HingeWeight, PolynomialWeight, CosineWeight, CutoffWeight>;
 
-// -- rates: `of` a step whose largest delay tau is above the threshold, in place of lr
+// -- rates: `of` returns the rate of a step whose largest delay tau is above the threshold
 
 struct SameRate {
   static constexpr const char* kName = "same";
@@ -83,7 +84,7 @@ struct DropRate {
 };
 using Rates = List<SameRate, ScaledRate, ReciprocalRate, ThresholdRate, LipschitzRate, DropRate>;
 
-// The formulas of a server. Null: the extension is asked.
+// The formulas of a server. A null formula: the extension is asked.
 struct Staleness {
   std::optional<double> (*weight)(double tau, const StalenessSetting& setting) = ConstantWeight::of;
   double (*rate)(double lr, double tau, const StalenessSetting& setting) = SameRate::of;

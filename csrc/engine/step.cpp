@@ -1,4 +1,4 @@
-// The three kinds of transactions, and what is behind an answer's inspection: plan, run and commit.
+// The three kinds of transactions, and their stages after inspection: plan, run and commit.
 #include <algorithm>
 #include <cmath>
 
@@ -16,7 +16,7 @@ constexpr int64_t kWorthReadingOnce = int64_t{1} << 13;
 
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-// Whether the outcome is the one that the log tells.
+// Checks that the outcome is the recorded one.
 void check_outcome(const log::RecordFields* was, const Receipt& now, bool answers) {
   if (was == nullptr || std::isnan(now.norm)) return;
   if (answers && !same(was->norm, now.norm))
@@ -89,7 +89,7 @@ bool AnswerTransaction::plan() {
   return true;  // an answer that changes nothing still ends its task
 }
 
-// Calls the planned kernel, and checks what it has read before anything counts.
+// Calls the planned kernel, and checks what it has read before anything changes.
 bool AnswerTransaction::read() {
   if (!reads_once_) return true;
   TransactionScratch& scratch = core_.scratch;
@@ -115,9 +115,9 @@ void AnswerTransaction::check() {
   pending_.clear();
 }
 
-// Whether the step's kernel may be the one that reads the sender's memory. It then reads it once, and the norm is known
-// when it is done: so nothing may depend on the norm, and what it writes must be memory that nobody reads. A small
-// update is copied instead, because a copy stays in the cache; and one that is added where that is better
+// Whether the step's kernel itself may read the sender's memory. It then reads the memory once, and the norm is known
+// only afterwards. So nothing may depend on the norm, and the kernel may write only to memory that nobody reads. A
+// small update is copied instead, because the copy stays in the cache. So is one for which adding in place is better
 // (cpu/tuning.h).
 bool AnswerTransaction::may_read_once() const {
   const Settings& settings = core_.settings;
@@ -127,7 +127,7 @@ bool AnswerTransaction::may_read_once() const {
          (steps || !cpu::adds_in_place(settings.size)) && !answer_.is_private && !answer_.base &&
          (answer_.kind == Answer::kUpdate || answer_.kind == Answer::kSum) && !core_.place.device && !core_.records &&
          core_.clip_norm() == 0.0 && !core_.prepares(answer_) && !core_.steps_in_python() &&
-         (core_.optimizer.nbytes() == 0 || !steps);  // moments move in place
+         (core_.optimizer.nbytes() == 0 || !steps);  // a step changes moments in place
 }
 
 // -- a batch
@@ -145,9 +145,9 @@ size_t BatchTransaction::capacity(const Core& core, const Answer* answers, size_
   int64_t offset = core.ledger.offset;
   while (taken < largest && fits(answers[taken])) {
     const int64_t next = answers[taken].offset;
-    if (next >= 0 && next <= offset) break;  // an answer that came twice
+    if (next >= 0 && next <= offset) break;  // an answer that comes again
     offset = std::max(offset, next);
-    // Whether a client has a second open task is known only after its first answer counted.
+    // Whether the client has a second open task is known only after its first answer has counted.
     const auto is_its = [&](const Answer& other) { return other.client == answers[taken].client; };
     if (std::any_of(answers, answers + taken, is_its)) break;
     ++taken;
@@ -163,11 +163,11 @@ bool BatchTransaction::find() {
       check_participants(answers_[i]);
       compare_form(pending);
       if (!pending.counts) throw Refusal(Why::kSetting, "dropped");
-    } catch (const Refusal&) {  // it comes again as the first answer, by itself
+    } catch (const Refusal&) {  // it will be taken again, alone
       pending_.pop_back();
       break;
     }
-    // The pass finds larger elements of models; of updates it finds the norm.
+    // For models the pass checks their largest elements. For updates it finds the norms.
     if (has_models()) pending.brings.norm = kLargestElement;
     pending.brings.base = answers_[i].base.data;
   }
@@ -179,7 +179,8 @@ bool BatchTransaction::plan() {
       std::all_of(answers_, answers_ + pending_.size(), [](const Answer& answer) { return answer.still; });
   try {
     plan_direction(false, !has_models() ? ReadMode::kUpdates : still ? ReadMode::kStillModels : ReadMode::kModels);
-  } catch (const Refusal&) {  // whose fault it is turns out one by one; bounds of models assume the largest elements
+  } catch (
+      const Refusal&) {  // taken alone, each answer gets its own verdict; bounds of models assume the largest elements
     return false;
   }
   return true;
@@ -210,7 +211,7 @@ void BatchTransaction::decide() {
 
 bool RoundEndTransaction::plan() {
   plan_direction(true, ReadMode::kMeasured);
-  return step_.outcome != Outcome::kKept;  // kept: nothing has come
+  return step_.outcome != Outcome::kKept;  // kept: no update has come
 }
 
 void RoundEndTransaction::decide() {
@@ -227,7 +228,7 @@ void RoundEndTransaction::decide() {
 
 // -- plan
 
-// Plans the next version and all that the step needs. Nothing of it is visible yet.
+// Plans the next version and all that the step needs. None of it is visible yet.
 void Stages::plan_direction(bool closes, ReadMode mode) {
   TransactionScratch& scratch = core_.scratch;
   scratch.contributions.clear();
@@ -246,11 +247,11 @@ void Stages::plan_direction(bool closes, ReadMode mode) {
   if (steps()) plan_step(mode);
 }
 
-// The vector of the next version, and the optimizer's struct.
+// Allocates the next version's vector, and fills the optimizer's struct.
 void Stages::plan_step(ReadMode mode) {
   const int64_t size = core_.settings.size;
   core_.model.make_room();
-  if (core_.steps_in_python()) {  // only computes the direction, as a vector
+  if (core_.steps_in_python()) {  // the kernel then only computes the direction, as a vector
     step_.finishes = true;
     step_.next = core_.place.memory->vector(size);
     core_.place.memory->zero(step_.next.data, size * static_cast<int64_t>(sizeof(float)));
@@ -263,7 +264,7 @@ void Stages::plan_step(ReadMode mode) {
   const store::Vector& x = core_.model.current;
   const Sums* const sums = core_.direction->is.sums;
   if (sums && !core_.place.device && x.dtype == kFloat32) step_.sum = sums->along();
-  // Python that runs before the commit may still hand this version out.
+  // Python that runs before the commit may still hand out this version.
   const bool readable =
       core_.model.shared || core_.place.device || (core_.extension && core_.extension->asks.statistics);
   if (readable || step_.finishes || mode == ReadMode::kReadOnce)
@@ -307,7 +308,7 @@ void Stages::check_bounds() {
 
 bool Stages::applied() const { return steps() && (step_.lr != 0.0 || core_.optimizer.settings.lr == 0.0); }
 
-// Writes an answer's receipt, and the outcome into its record. `ends`: it is the one that makes a version.
+// Writes an answer's receipt, and the outcome into its record. `ends`: this answer makes the version.
 void Stages::write_receipt(PendingAnswer& pending, bool ends, double norm) {
   const DirectionState& direction = *core_.direction;
   place_participants(pending);
@@ -325,7 +326,7 @@ void Stages::write_receipt(PendingAnswer& pending, bool ends, double norm) {
   core_.records.decide(pending);
 }
 
-// The last that may fail: statistics, and a row that a checkpoint has not written yet.
+// Does the last work that may fail: statistics, and a row that a checkpoint has not written yet.
 void Transaction::conclude() {
   const bool counts = pending_.empty() || pending_.front().counts;
   if (counts && core_.extension && core_.extension->asks.statistics) {
@@ -350,7 +351,7 @@ void Transaction::conclude() {
 
 // -- run and commit
 
-// Calls the planned kernels. On a device nothing has changed until all that they need is ready.
+// Calls the planned kernels. On a device nothing changes until all their data is ready.
 void Transaction::run() {
   if (!step_.planned) return;
   step_.has_run = true;
@@ -358,7 +359,7 @@ void Transaction::run() {
   try {
     core_.direction->run(*core_.place.runner, step_.kernel);
     if (device == nullptr) return;
-    // The device keeps alive what this step may be the last to hold.
+    // Keeps alive memory of which this step may be the last holder.
     device->hold(core_.model.current.owner);
     for (const PendingAnswer& pending : pending_) device->hold(pending.base.owner);
     device->launch();
@@ -368,7 +369,7 @@ void Transaction::run() {
   }
 }
 
-// The part of a step that is the extension's. It works on a vector that nobody else holds, so it may fail.
+// Runs the extension's part of a step. It changes a vector that nobody else holds, so it may fail.
 void Transaction::finish() {
   if (core_.steps_in_python()) {
     Extension::StepResult stepped =
@@ -381,7 +382,8 @@ void Transaction::finish() {
   if (findings.finishes) findings.change->finish(step_.next, core_.settings.size);
 }
 
-// The previous version is released when this object dies: earlier it could run Python's finalizers inside the commit.
+// The previous version is released when this object dies: releasing it earlier could run Python finalizers inside the
+// commit.
 void Transaction::commit() noexcept {
   for (const PendingAnswer& pending : pending_)
     for (const int64_t place : pending.participants)

@@ -8,27 +8,27 @@
 namespace fastagg::engine {
 namespace {
 
-// More wait in no smaller memory, and for a longer step, than their sum.
+// More waiting updates would need as much memory as their sum, and a longer step.
 constexpr size_t kMostWaiting = 32;
-constexpr int64_t kMostBytes = 16;  // a parameter
+constexpr int64_t kMostBytes = 16;  // for each parameter
 
 }  // namespace
 
-// Only possible while all updates are in the sum.
+// Sets traits that hold only while no update waits.
 void SummedBuffer::tell_traits() noexcept {
   is.reads_once = waiting_.empty();
   folds = is.reads_once && setting_.capacity != 1;
 }
 
-// Whether an update that only has to be added up may wait as it came.
+// Whether an update that would only be added may wait as it came.
 bool SummedBuffer::may_wait(const Contribution& contribution) const {
   if (contribution.total >= 0.0 || !store::is_encoded(*contribution.update) || waiting_.size() >= kMostWaiting)
     return false;
   return nbytes_of(waiting_) + store::encoded_in(*contribution.update)->nbytes <= kMostBytes * setting_.size;
 }
 
-// What becomes of updates that wait as they came, and whether this one joins them: all but those of a step are added to
-// the sum when one comes that does not wait. And where sums are made.
+// Decides whether this update waits as it came, and where sums are made. If an update comes that does not wait, all
+// waiting ones are added to the sum, except those of a step.
 void SummedBuffer::plan_sum(ReadMode mode) {
   const bool moves = outcome_ == Outcome::kStep, models = mode >= ReadMode::kUpdates;
   waits_ = outcome_ == Outcome::kKept && contributions_.size() == 1 && may_wait(contributions_.front());
@@ -41,9 +41,9 @@ void SummedBuffer::plan_sum(ReadMode mode) {
   }
   const bool one_alone = moves && fresh() && contributions_.size() == 1 && !models;
   if (!one_alone && !sum.acc) sum.acc = memory_->vector(setting_.size);
-  // In place, the memory of a second sum is saved, and each model is read twice.
+  // Adding in place saves the memory of a second sum, but reads each model twice.
   in_place_ = mode == ReadMode::kStillModels && !round.versions.empty() && !moves;
-  // If a later stage fails, the old sum is still needed.
+  // If a later stage may fail, the old sum is still needed.
   const bool may_fail = models  ? !in_place_ && !round.versions.empty()
                         : moves ? contributions_.empty() && !terms_.empty()
                                 : mode == ReadMode::kReadOnce && !round.versions.empty();
@@ -58,12 +58,12 @@ void SummedBuffer::plan_sum(ReadMode mode) {
 void SummedBuffer::run(Runner& runner, const Optimizer& optimizer) {
   const bool steps = outcome_ == Outcome::kStep;
   if (waits_ || (outcome_ == Outcome::kIdle && !waiting_.empty())) return;
-  bool none = round.versions.empty();  // is in the sum
+  bool none = round.versions.empty();  // the sum is empty
   if (in_place_) cpu::fold(models_, sum.acc.data, sum.acc.data, largest_);
   if (!terms_.empty() && (!steps || contributions_.empty())) {
     cpu::add_held(terms_, fresh() ? nullptr : sum.acc.data, sum.into().data);
   } else if (!terms_.empty()) {
-    terms_.pop_back();  // the step's kernel reads it
+    terms_.pop_back();  // the step's kernel reads the last one
     return run_last(runner, *contributions_.back().update, false, optimizer);
   } else if (models_.empty() && !contributions_.empty()) {
     for (size_t i = 0; i + (steps ? 1 : 0) < contributions_.size(); ++i, none = false)
@@ -74,7 +74,7 @@ void SummedBuffer::run(Runner& runner, const Optimizer& optimizer) {
   if (steps) step_along(runner, 1.0, optimizer);
 }
 
-// A step along the sum and one more update. `none`: the sum is still empty.
+// Steps along the sum and one more update. `none`: the sum is still empty.
 void SummedBuffer::run_last(Runner& runner, const Update& update, bool none, const Optimizer& optimizer) {
   const Contribution& last = contributions_.back();
   Direction direction;
@@ -92,7 +92,8 @@ void SummedBuffer::run_last(Runner& runner, const Update& update, bool none, con
   runner.step(update, direction, optimizer);
 }
 
-// In place, this pass only checks them. The old sum is only read, so a model that is unfit leaves it as it was.
+// For models in place, this pass only checks them. It never changes the old sum, so an invalid model leaves it as it
+// was.
 size_t SummedBuffer::fold(std::vector<double>* squares) {
   const float* const acc = round.versions.empty() ? nullptr : sum.acc.data;
   if (squares != nullptr) {
@@ -129,7 +130,7 @@ bool SummedBuffer::sum_fields(Archive& archive) {
   return true;
 }
 
-// On a device nothing waits that is to be added: what did is added here, before it goes there.
+// On a device no update waits that is to be added. Loaded ones are added here, before the sum goes there.
 void SummedBuffer::add_loaded() {
   const int64_t nbytes = setting_.size * static_cast<int64_t>(sizeof(float));
   const store::Vector here = store::new_vector(setting_.size);

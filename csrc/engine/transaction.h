@@ -1,20 +1,20 @@
-// A change of a server by answers, or by the end of a round. `Transaction::execute` is the order of its stages, and the
-// only place where that order stands. Three kinds fill the stages in: one answer, a batch of answers in one pass, and
-// the end of a round. Each kind defines every stage; a stage without work is a line that says so.
+// A change of a server by answers, or by the end of a round. `Transaction::execute` alone defines the order of the
+// stages. Three kinds of transactions fill them in: one answer, a batch of answers in one pass, and the end of a round.
+// Each kind defines every stage, even one without work.
 //
 //     find       the tasks, their shares and weights
 //     inspect    the updates' bytes are read once: finite, norm; the log's records are made
-//     prepare    what a rule in the host language finds out
-//     plan       what the direction makes of it, the rate, the next version's memory, bounds
-//     read       kernels that read the senders' memory themselves, and only write to memory that nobody reads
-//     finish     the step in the host language: an optimizer, a distillation. Its kernels run before it, likewise aside
-//     decide     receipts, and what the log says of the outcome
+//     prepare    a rule in the host language looks at the updates
+//     plan       the direction's plan, the rate, the next version's memory, bounds
+//     read       kernels that read the senders' memory themselves; they write only to memory that nobody reads
+//     finish     the step in the host language (an optimizer, a distillation), after kernels that write to such memory
+//     decide     receipts, and the outcome in the log's records
 //     conclude   statistics, and rows that a checkpoint has not written yet
 //     run        all other kernels
 //     commit     model, moments, direction, ledger, log
 //
-// Until `run` anything may be refused, and then nothing has changed. From the first line of `run` to the last one of
-// `commit` nothing allocates and nothing can fail (on a device: `run`, until the first launch).
+// Every stage before `run` may refuse, and then nothing has changed. From the beginning of `run` to the end of `commit`
+// nothing allocates, and nothing can fail (on a device, `run` can fail until the first launch).
 #pragma once
 
 #include <optional>
@@ -29,7 +29,7 @@ namespace fastagg::engine {
 
 class Core;
 
-// An answer in a transaction, and what is known of it.
+// An answer in a transaction, and the results of its stages.
 struct PendingAnswer {
   Answer* answer = nullptr;
   Ledger::TaskReference task{};
@@ -39,9 +39,9 @@ struct PendingAnswer {
   log::RecordList record;
   store::Vector base;
   double norm = 0.0;
-  std::vector<int64_t> participants;  // where its clients' participations are counted; none: they are not
+  std::vector<int64_t> participants;  // where its clients are counted; empty: they are not
   bool counts = true;                 // no rule has dropped it
-  bool is_misformed = false;          // it looks as if it had another form than its sender says
+  bool is_misformed = false;          // it looks as if it had another form than its sender states
 };
 
 // The plan of a step.
@@ -56,11 +56,11 @@ struct Step {
   Optimizer kernel;
   std::optional<OptimizerState> moments;  // a copy of the optimizer, if the real one must not change yet
   Bounds bounds;
-  std::unique_ptr<Change> change, statistics;  // of the extension's
+  std::unique_ptr<Change> change, statistics;  // made by the extension
   log::RecordList record;                      // of the end of a round
 };
 
-// Memory that transactions use again.
+// Memory that transactions reuse.
 struct TransactionScratch {
   std::vector<PendingAnswer> pending;
   Contributions contributions;
@@ -74,7 +74,7 @@ class Stages {
   Stages& operator=(const Stages&) = delete;
 
  protected:
-  // Refuses if the log could not acknowledge it.
+  // Refuses if the log could not acknowledge the change.
   explicit Stages(Core& core);
   ~Stages() { pending_.clear(); }
 
@@ -102,8 +102,8 @@ class Stages {
 
 class Transaction : protected Stages {
  public:
-  // Carries the change out. False: nothing has changed, because there is nothing to do, or because not all answers of
-  // a batch are fit. Throws Refusal, or what the extension threw, with nothing changed.
+  // Carries out the change. False: nothing has changed, because there is nothing to do, or not all answers of a batch
+  // are valid. Throws Refusal, or the extension's exception, with nothing changed.
   bool execute();
 
  protected:
@@ -144,21 +144,20 @@ class AnswerTransaction final : public Transaction {
   bool reads_once_ = false;
 };
 
-// Trained models, or updates, as many as fit the buffer, in one pass.
+// As many trained models or updates as the buffer has room for, in one pass.
 class BatchTransaction final : public Transaction {
  public:
   // How many of these answers, from the first on, one pass can take.
   static size_t capacity(const Core& core, const Answer* answers, size_t count);
 
   BatchTransaction(Core& core, Answer* answers, size_t count) : Transaction(core), answers_(answers), count_(count) {}
-  // How many answers counted, after `execute`. Where it returned false: how many, from the first on, may be tried
-  // again.
+  // How many answers counted, after `execute`. If it returned false: how many, from the first on, may be tried again.
   size_t fit() const { return fit_; }
 
  private:
   bool find() override;
-  void inspect() override {}  // `read` does, in the pass that adds
-  void prepare() override {}  // no batch is made of answers that the extension prepares
+  void inspect() override {}  // `read` does it, in the pass that adds
+  void prepare() override {}  // a batch has no answers that the extension prepares
   bool plan() override;
   bool read() override;
   void decide() override;
@@ -176,7 +175,7 @@ class RoundEndTransaction final : public Transaction {
       : Transaction(core), receipt_(receipt), recorded_(recorded) {}
 
  private:
-  bool find() override { return true; }  // no answer comes with it
+  bool find() override { return true; }  // there is no answer
   void inspect() override {}
   void prepare() override {}
   bool plan() override;

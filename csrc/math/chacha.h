@@ -1,6 +1,6 @@
-// ChaCha20 (Bernstein 2008; RFC 8439's block function, with its first counter and nonce as 128 bits that the caller
-// counts). Without the key its words cannot be told from random ones, which is what noise that protects somebody needs:
-// Philox (philox.h) is for rounding, where nobody is to be kept from guessing.
+// ChaCha20 (Bernstein 2008; RFC 8439's block function, but the caller chooses counter and nonce as 128 bits). Without
+// the key its words cannot be told from random ones. Noise for privacy needs this. Rounding does not, and uses Philox
+// (philox.h).
 #pragma once
 
 #include "portable.h"
@@ -11,7 +11,7 @@ struct ChaChaKey {
   uint32_t words[8];
 };
 
-// The operations of a single element; cpu/noise.inl has the vectors.
+// The operations on a single element. cpu/noise.inl has those on vectors.
 struct ChaChaScalar : Scalar {
   template <int Left>
   FASTAGG_FN U turned(U a) {
@@ -27,7 +27,7 @@ FASTAGG_FN void quarter_round(U& a, U& b, U& c, U& d) {
   c += d, b = L::template turned<7>(b ^ c);
 }
 
-// Turns a key and the last four words of a state into 16 words.
+// Turns a key and the last four words of a state (`place`) into 16 words.
 template <typename L, typename U>
 FASTAGG_FN void chacha20(const ChaChaKey& key, const U (&place)[4], U (&words)[16]) {
   constexpr uint32_t kConstants[4] = {0x61707865u, 0x3320646eu, 0x79622d32u, 0x6b206574u};
@@ -48,14 +48,14 @@ FASTAGG_FN void chacha20(const ChaChaKey& key, const U (&place)[4], U (&words)[1
   for (int i = 0; i < 16; ++i) words[i] += start[i];
 }
 
-// The words at a place of a key's stream. Places are never used for two purposes.
+// The words at a place of a key's stream. No place may be used for two purposes.
 inline void chacha_words(const ChaChaKey& key, uint64_t counter, uint64_t nonce, uint32_t (&words)[16]) {
   const uint32_t place[4] = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
                              static_cast<uint32_t>(nonce), static_cast<uint32_t>(nonce >> 32)};
   chacha20<ChaChaScalar>(key, place, words);
 }
 
-// A key that says nothing of the one that it was made from.
+// Derives a key that reveals nothing about the first one.
 inline ChaChaKey derived(const ChaChaKey& key, uint64_t counter, uint64_t nonce) {
   uint32_t words[16];
   chacha_words(key, counter, nonce, words);

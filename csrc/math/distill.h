@@ -15,9 +15,9 @@
 
 namespace fastagg {
 
-constexpr int64_t kIgnored = -100;  // the label of a row that does not count, as in torch
+constexpr int64_t kIgnored = -100;  // the label of a row that is left out, as in torch
 
-// If a teacher's probability is zero, the product is zero, too, even if the student's logarithm is infinite.
+// A teacher's probability of zero makes the product zero, even if the student's logarithm is infinite.
 template <typename T>
 FASTAGG_FN T weighed(T p, T t) {
   return p > T(0) ? p * t : T(0);
@@ -28,8 +28,7 @@ FASTAGG_FN T logit_gradient(T e, T inverse, T p, T alpha, T share) {
   return (e * inverse - alpha * p) * share;
 }
 
-// Eq. 4 over a batch: alpha = Hhat*alpha_max + (1 - Hhat)*alpha_min with Hhat = mean H / log C. With one class Hhat =
-// 0.
+// Eq. 4 over a batch: alpha = Hhat*alpha_max + (1 - Hhat)*alpha_min with Hhat = mean H / log C, or 0 with one class.
 FASTAGG_FN double mixing(double mean_entropy, int64_t classes, double alpha_min, double alpha_max) {
   const double relative = classes > 1 ? mean_entropy / log_positive(static_cast<double>(classes)) : 0.0;
   return relative * alpha_max + (1.0 - relative) * alpha_min;

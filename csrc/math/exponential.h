@@ -1,4 +1,4 @@
-// exp for arguments <= 0 and log for arguments >= 1, which is all that a softmax needs. They use only IEEE additions,
+// exp for arguments <= 0 and log for arguments >= 1, which a softmax needs. They use only IEEE additions,
 // multiplications and divisions, because the last bits of a library's functions differ between machines.
 #pragma once
 
@@ -68,7 +68,8 @@ FASTAGG_FN double exp_negative(double x) {
   return x < -708.0 ? 0.0 : value;
 }
 
-// log(x) for x >= 1, within 2 ulp: x = 2^k*f with f near 1, and log f = 2*artanh((f-1)/(f+1)). NaN and infinity stay.
+// log(x) for x >= 1, within 2 ulp: x = 2^k*f with f near 1, and log f = 2*artanh((f-1)/(f+1)). NaN and infinity are
+// returned unchanged.
 FASTAGG_FN double log_positive(double x) {
   if (!(x < 1.7976931348623157e308)) return x;
   int64_t bits;

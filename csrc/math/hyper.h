@@ -1,5 +1,5 @@
-// The numbers of an optimizer's step. They stand alone, so that a change of its arithmetic (optimizers.h) does not
-// compile again what only passes them on.
+// The numbers of an optimizer's step. They have a header of their own, so that a change of the arithmetic
+// (optimizers.h) does not recompile files that only pass them on.
 #pragma once
 
 namespace fastagg {
@@ -12,19 +12,19 @@ struct Hyper {
   float rest2;  // 1 - beta2, rounded once from double
   float eps;
   float root_scale;
-  float eps_root = 0.0f;           // under the root
-  float drag = 0.0f, keep = 1.0f;  // weight decay: D - drag*x is stepped along, from keep*x
-  float part = 1.0f;               // of a direction in its period: 1/N,
-  bool ends = true;                // which ends with this step
+  float eps_root = 0.0f;           // the term under the root
+  float drag = 0.0f, keep = 1.0f;  // weight decay: the step is along D - drag*x, from keep*x
+  float part = 1.0f;               // of a delayed momentum: 1/N for a period of N steps,
+  bool ends = true;                // and whether the period ends with this step
 };
 
-// The settings that bounds of an optimizer's step need.
+// The settings that bound an optimizer's step.
 struct Decay {
   double beta1, beta2, eps;
   double part = 1.0;
 };
 
-// Upper bounds of the magnitudes in m and in v.
+// Upper bounds on the magnitudes in m and in v.
 struct MomentBounds {
   double m = 0.0, v = 0.0;
 };

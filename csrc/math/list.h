@@ -1,5 +1,4 @@
-// A list of types. Every dispatch table and every name for Python is made from it. So their order is written only once
-// and is always consistent.
+// A list of types. All dispatch tables and all names for Python are made from it, so their order is written only once.
 #pragma once
 
 #include "portable.h"
@@ -20,7 +19,7 @@ constexpr int place_in(List<First, Rest...>) {
     return 1 + place_in<Wanted>(List<Rest...>{});
 }
 
-// visit(T{}) for the type at `place`; the types are empty structs.
+// Calls visit(T{}) for the type at `place`. The types are empty structs.
 template <typename Visit, typename First, typename... Rest>
 FASTAGG_FN void visit_at(int place, List<First, Rest...>, Visit&& visit) {
   if constexpr (sizeof...(Rest) > 0) {

@@ -24,18 +24,18 @@ namespace fastagg {
 
 constexpr int kCut = 20;  // bits of the mantissa that are cut off
 constexpr uint32_t kCutMask = (1u << kCut) - 1u;
-constexpr uint32_t kSmallestField = 27;       // c's exponent field: 2^-100
-constexpr uint32_t kSpanM = 15, kSpanV = 31;  // binades above c
+constexpr uint32_t kSmallestField = 27;       // the least exponent field of c: 2^-100
+constexpr uint32_t kSpanM = 15, kSpanV = 31;  // the number of binades above c
 
 // 16 calls of Philox serve a block. Word w of call j belongs to elements i*64 + 16w + j, i in 0..3.
 constexpr uint32_t kMomentCalls = 16;
 
-// The value stored for anything larger, including infinity and NaN: 1.5*2^127.
+// Stored in place of anything larger, including infinity and NaN: 1.5*2^127.
 constexpr uint32_t kLargest = 0x7f400000u;
 
-// The bits of c for a block whose largest magnitude has the bits `most`. Above 1.75 times a power of two, c is that of
-// the next power. So the largest value plus c has a code even if it is rounded up. Exactly 1.75 is not above, because a
-// largest value may have been rounded up to it. So a block that does not change keeps its unit.
+// The bits of c for a block whose largest magnitude has the bits `largest`. Above 1.75 times a power of two, c is that
+// of the next power. So the largest value plus c has a code even if it is rounded up. Exactly 1.75 does not count as
+// above, because a largest value may have been rounded up to it. So a block that does not change keeps its unit.
 FASTAGG_FN uint32_t unit_bits(uint32_t largest, uint32_t span) {
   const uint32_t field = (largest + 0x1fffffu) >> 23;
   return (field > span + kSmallestField ? field - span : kSmallestField) << 23;

@@ -18,7 +18,7 @@ constexpr double kLargestNormal = 7.55;  // sqrt(82*log(2)), with a margin for r
 template <typename L, typename F = typename L::F>
 FASTAGG_FN F log_of(F u) {
   const auto bits = L::bits(u);
-  const auto exponent = L::whole(bits - 0x3f3504f3u) >> 23;  // of u by sqrt(1/2), so that the rest is near 1
+  const auto exponent = L::whole(bits - 0x3f3504f3u) >> 23;  // the exponent of u/sqrt(1/2), so that the rest is near 1
   const F f = L::from_bits(bits - (L::word(exponent) << 23)) - 1.0f, z = f * f, e = L::number(exponent);
   F p = L::multiply_add(f, F{} + 7.0376836292e-2f, F{} + -1.1514610310e-1f);
   p = L::multiply_add(p, f, F{} + 1.1676998740e-1f);
@@ -36,7 +36,7 @@ template <typename L, typename U, typename F>
 FASTAGG_FN void normal_pair(U a, U b, F& first, F& second) {
   const F high = L::number(L::whole(a >> 8)), low = L::number(L::whole(((a & 0xffu) << 9) | ((b & 0xffu) << 1) | 1u));
   const F radius = L::root(log_of<L>(high * 0x1p-24f + low * 0x1p-41f) * -2.0f);
-  // Within -pi/4..pi/4; the upper two bits are the quadrant.
+  // an angle within -pi/4..pi/4; the upper two bits are the quadrant
   const F x = L::number(L::whole(((b >> 7) & 0x7ffffeu) | 1u) - 0x400000) * (0.78539816339744831f * 0x1p-22f);
   const F z = x * x;
   F sine = L::multiply_add(z, F{} - 1.9515295891e-4f, F{} + 8.3321608736e-3f);
@@ -54,7 +54,8 @@ FASTAGG_FN F with_noise(F d, float scale, F normal) {
   return d + scale * normal;
 }
 
-// Correlated noise (plan.h): what is new loses what it shares with the past, which then fades and gets it.
+// Correlated noise (plan.h): fresh noise loses its part that is shared with past noise. Past noise fades, and fresh
+// noise is added to it.
 FASTAGG_FN float without_past(float fresh, float omega, float past) { return fresh - omega * past; }
 FASTAGG_FN float next_past(float past, float theta, float fresh) { return theta * past + fresh; }
 

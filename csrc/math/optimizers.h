@@ -33,8 +33,8 @@
 namespace fastagg {
 
 // The largest possible value of m/sqrt(v), doubled as a margin for rounding. v is at least c*b2^k times the square of
-// the direction k steps ago, and that direction has the weight (1-b1)*b1^k in m. If the squares of directions vanish in
-// fp32, v stays zero although m is not; kVanishing / eps bounds that case.
+// the direction k steps ago, and that direction has the weight (1-b1)*b1^k in m. Squares of directions may vanish in
+// fp32, so that v stays zero although m does not. kVanishing / eps bounds that case.
 constexpr double kVanishing = 1e-22;
 inline double largest_ratio(const Decay& s, double c) {
   const double left = 1.0 - s.beta1 / std::sqrt(s.beta2);
@@ -60,17 +60,17 @@ FASTAGG_FN void decay(float& d, float& x, const Hyper& h) {
   x = h.keep * x;
 }
 
-// The moments of one element or vector. Those that the optimizer does not have are never read.
+// The moments of one element or vector. Those that the optimizer lacks are never read.
 template <typename F>
 struct MomentValues {
   F m, v, vhat;
 };
 
-// `advance` updates the moments. decay1 and decay2 multiply the old m and v. They are the betas times the unit, if a
+// `advance` updates the moments. decay1 and decay2 multiply the old m and v: they are the betas, times the unit if a
 // moment is stored in units. kScalesV: v is also used without a decay, so its unit must be multiplied in first. `moved`
 // computes the new x from the moments before and after. L: the operations on lanes (portable.h). `reach` raises the
-// bounds of the moments to what they can be after a step along a direction whose elements are at most d, and returns a
-// bound of what lr multiplies; kAlong: that is the direction itself. kPlain: it has no 8-bit moments.
+// bounds of the moments to those after a step along a direction whose elements are at most d. It returns a bound of the
+// factor of lr. kAlong: that factor is the direction itself. kPlain: there are no 8-bit moments.
 struct Sgd {
   static constexpr const char* kName = "sgd";
   static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false, kAlong = true, kPlain = true;

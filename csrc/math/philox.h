@@ -1,5 +1,5 @@
-// Philox4x32-7, the counter-based generator of Salmon et al. (SC 2011): random bits are a function of a key and a
-// counter. So they do not depend on threads, launch geometry or instruction set. Seven rounds pass every test of
+// Philox4x32-7, the counter-based generator of Salmon et al. (SC 2011). Random bits are a function of a key and a
+// counter, so they do not depend on threads, launch geometry or instruction set. Seven rounds pass every test of
 // BigCrush (the paper's Table 2; its default is ten, for caution). They cost 30% less, which matters in int8 caches.
 #pragma once
 

@@ -23,7 +23,7 @@ constexpr int64_t kGroupStrands = 32;
 constexpr int64_t kGroup = kStrand * kGroupStrands;
 constexpr int64_t kSlots = 256;
 
-// The total of the groups' sums, whichever thread or process computed them. of(g) is the sum of group g.
+// The total of the groups' sums, in an order that does not depend on who computed them. of(g) is the sum of group g.
 template <typename Of>
 double total_of_groups(size_t groups, Of of) {
   double slots[kSlots] = {};

@@ -29,13 +29,13 @@ FASTAGG_FN float scale_of(float absmax, float levels) {
   return scale > 1.17549435e-38f ? scale : 1.17549435e-38f;
 }
 
-// Uniform in (-1/2, 1/2), never at an end, so that whole numbers stay what they are when it is added and rounded off:
-// (random + 1/2) / 2^16 - 1/2, the random bits taken as the mantissa of a number from 1 to 2.
+// Uniform in (-1/2, 1/2) without the ends, so that a whole number stays the same when it is added and rounded off. The
+// value is (random + 1/2) / 2^16 - 1/2. The random bits become the mantissa of a number from 1 to 2.
 FASTAGG_FN float dither(uint32_t random) { return float_from_bits(0x3f800000u | random << 7) - 1.49999237060546875f; }
 
-// A whole number, |number| < 2^21, as the bits of the float 1.5*2^23 + number: that addition rounds to the nearest,
-// where a conversion with the right rounding is missing from the baseline instruction set. The low byte is the number's
-// own, and such bits order like their numbers.
+// An integer below 2^21 in magnitude, as the bits of the float 1.5*2^23 + number. That addition rounds to nearest, for
+// which the baseline instruction set has no conversion. The low byte is the number's own, and the bits have the order
+// of the numbers.
 typedef int32_t Whole;
 
 constexpr float kWhole = 12582912.0f;
@@ -43,21 +43,21 @@ constexpr Whole kWholeZero = 0x4b400000;
 
 FASTAGG_FN int32_t number_of(Whole whole) { return whole - kWholeZero; }
 
-// The limits compare whole numbers: for floats a compiler would have to treat NaN apart, which is slower.
-// absmax/scale may exceed the levels by an ulp, hence the limits.
+// The limits compare integers, because for floats a compiler must treat NaN separately, which is slower. They are
+// needed because absmax/scale may exceed the levels by an ulp.
 FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels) {
   const Whole whole = static_cast<Whole>(bits_of(scaled + dither(random) + kWhole));
   const Whole limited = whole < kWholeZero + levels ? whole : kWholeZero + levels;
   return limited > kWholeZero - levels ? limited : kWholeZero - levels;
 }
 
-// What every format says:
-//   kLevels  the largest code; 0 where there is no scale, and `put` takes the value itself
-//   put      a value over its scale, rounded with 16 random bits
-//   kept     what was put stands for
-//   join     writes what was put of a pair; split reads it back as numbers, and value says what they stand for
+// Every format defines:
+//   kLevels  the largest code; 0: there is no scale, and `put` takes the value itself
+//   put      rounds a value divided by its scale, with 16 random bits
+//   kept     the value of a result of `put`
+//   join     stores the two results of a pair; split reads them back as numbers, and value decodes these
 
-// A code for each element: the lowest bits of what was put.
+// One code for each element: the lowest bits of `put`'s result.
 template <typename Bits>
 struct TwoPlanes {
   typedef Bits Code;
@@ -95,7 +95,7 @@ struct BFloat16 : TwoPlanes<uint16_t> {
   FASTAGG_FN float value(int32_t number, float scale) { return kept(number, scale); }
 };
 
-// Whole numbers of -kLevels..kLevels, times a scale.
+// Integers in -kLevels..kLevels, times a scale.
 template <int32_t Levels>
 struct ScaledCodes {
   static constexpr int32_t kLevels = Levels;
@@ -134,7 +134,7 @@ struct Facts {
   bool scaled, random;
 };
 
-// The facts of a format, by its number.
+// The facts of the format with this number.
 FASTAGG_FN Facts format_facts(int format) {
   Facts facts{};
   visit_at(format, RowFormats{}, [&](auto kind) {

@@ -1,4 +1,4 @@
-// The formats of encoded updates, a struct for each: which arrays an update becomes, and how an element is read back.
+// The formats of encoded updates. Each is a struct that defines an update's arrays and how an element is decoded.
 // Bytes: docs/encoding.md. The header's checks, the kernels for CPU and CUDA, Python and the tests read the lists here.
 //
 //   int8, int4  the codes and scales of a client's row (rows.h), rounded without bias
@@ -22,7 +22,7 @@ namespace fastagg {
 constexpr int64_t kWireAligned = 64;
 constexpr uint8_t kWireVersion = 1;
 
-// The first bytes; little endian. `count`: of a top-k's values, or of arrays; otherwise 0.
+// The first bytes, little endian. `count`: the number of a top-k's values, or of arrays; otherwise 0.
 struct WireHead {
   char magic[4];  // FAEU
   uint8_t version, format, values, zero;
@@ -31,20 +31,21 @@ struct WireHead {
 };
 static_assert(sizeof(WireHead) == kWireAligned);
 
-// An encoded update, checked. Its addresses lie in its bytes. Who holds it holds them (store/encoded.h).
+// An encoded update whose bytes were checked. Its addresses are within the bytes, which the holder keeps alive
+// (store/encoded.h).
 struct Wire {
   int format = 0;  // place in WireFormats
-  int values = 0;  // of a top-k: place in ValueCodecs
+  int values = 0;  // for a top-k: place in ValueCodecs
   int64_t size = 0, count = 0;
   const uint8_t* bytes = nullptr;
   int64_t nbytes = 0;
   const uint8_t* codes = nullptr;
   const float* scales = nullptr;
-  const int32_t* indices = nullptr;  // of a top-k, rising; null: all elements are there
-  const int64_t* ends = nullptr;     // of the arrays, rising
+  const int32_t* indices = nullptr;  // for a top-k, rising; null: all elements are stored
+  const int64_t* ends = nullptr;     // of the model's arrays, rising
 };
 
-// The first place whose value is above `limit`, of rising ones.
+// The first place with a value above `limit` among rising values.
 template <typename T>
 FASTAGG_FN int64_t first_above(const T* values, int64_t count, int64_t limit) {
   int64_t low = 0;
@@ -58,9 +59,9 @@ FASTAGG_FN int64_t first_above(const T* values, int64_t count, int64_t limit) {
   return low;
 }
 
-// -- codecs: how numbers become codes
+// -- codecs: they convert numbers to codes and back
 
-// What every codec says:
+// Every codec defines:
 //   kName, kType  its name, and what NumPy calls the type of its codes
 //   kBits         of a code
 //   kScaled       whether each scale block (256 elements) has a scale
@@ -88,10 +89,10 @@ struct Int4Codec : RowCodec<Int4> {
   static constexpr const char* kType = "u1";
 };
 
-// Codes of `Bits` bits, the first in the lowest of a byte. Each says besides:
-//   scale  of at most a scale block of numbers
-//   code   of a number, from 16 random bits; `inverse` is 1/scale
-//   value  what a code stands for
+// Codes of `Bits` bits, the first in the lowest bits of a byte. Each such codec also defines:
+//   scale  the scale of at most a scale block of numbers
+//   code   the code of a number, from 16 random bits; `inverse` is 1/scale
+//   value  the number of a code
 template <int Bits>
 struct BitCodec {
   static constexpr const char* kType = "u1";
@@ -99,7 +100,7 @@ struct BitCodec {
   static constexpr bool kScaled = true, kBlocks = true;
 };
 
-// Bits of the largest magnitude; those of infinity and NaN are the largest.
+// The bits of the largest magnitude. Those of infinity and NaN are larger than any number's.
 FASTAGG_FN uint32_t largest_bits(const float* in, int64_t n) {
   int32_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -109,7 +110,7 @@ FASTAGG_FN uint32_t largest_bits(const float* in, int64_t n) {
   return static_cast<uint32_t>(largest);
 }
 
-// The sum of magnitudes in lanes of a fixed number, so that its bits do not depend on the vectors' width.
+// The sum of magnitudes, in a fixed number of lanes, so that its bits do not depend on the vector width.
 FASTAGG_FN float sum_of_magnitudes(const float* in, int64_t n, float unit) {
   constexpr int64_t kWidth = 32;
   float lanes[kWidth] = {};
@@ -125,7 +126,7 @@ FASTAGG_FN float sum_of_magnitudes(const float* in, int64_t n, float unit) {
 struct SignCodec : BitCodec<1> {
   static constexpr const char* kName = "sign";
   static constexpr bool kRandom = false;
-  // The mean magnitude. The sum of finite numbers may be beyond fp32; their mean is not.
+  // The mean magnitude. The sum of finite numbers may exceed fp32's range, but their mean does not.
   FASTAGG_FN float scale(const float* in, int64_t n) {
     constexpr float kLargestCount = static_cast<float>(kScaleBlock);
     const float mean = sum_of_magnitudes(in, n, 1.0f) / static_cast<float>(n);
@@ -151,7 +152,7 @@ struct Int2Codec : BitCodec<2> {
   }
 };
 
-// The number that code i stands for.
+// Decodes code i.
 template <typename Codec>
 FASTAGG_FN float value_at(const uint8_t* codes, const float* scales, int64_t i) {
   const float scale = Codec::kScaled ? scales[i / kScaleBlock] : 1.0f;
@@ -172,12 +173,12 @@ FASTAGG_FN float value_at(const uint8_t* codes, const float* scales, int64_t i) 
   }
 }
 
-// -- formats: which arrays an update becomes
+// -- formats: they define the arrays of an encoded update
 
 enum WirePart { kCodes, kScales, kIndices, kEnds };
 constexpr const char* kWireParts[] = {"codes", "scales", "indices", "ends"};
 
-// visit(part, type, count) for the arrays that `count` codes need.
+// Calls visit(part, type, count) for the arrays of `count` codes.
 template <typename Codec, typename Visit>
 void visit_codes(int64_t count, Visit visit) {
   const int64_t width = Codec::kType[1] - '0';
@@ -185,11 +186,11 @@ void visit_codes(int64_t count, Visit visit) {
   if (Codec::kScaled) visit(kScales, "f4", padded(count) / kScaleBlock);
 }
 
-// What every format says:
+// Every format defines:
 //   kName      in Python
 //   kRow       the row format with the same codes and scales; negative: none
 //   kUnbiased  whether the numbers read back are, on average, the update's
-//   kSparse    whether it has indices and says `values` in its header; `count` is their number
+//   kSparse    whether it has indices, and `values` in its header; `count` is their number
 //   kTensors   whether it has the model's arrays in `ends`; `count` is their number
 //   arrays     visits its arrays in their order
 //   element    number i of the update
@@ -219,7 +220,7 @@ struct TensorFormat {
   }
 };
 
-using ValueCodecs = List<Float32Codec, BFloat16Codec, Int8Codec, Int2Codec>;  // of a top-k's values
+using ValueCodecs = List<Float32Codec, BFloat16Codec, Int8Codec, Int2Codec>;  // for the values of a top-k
 
 // Value k of a top-k.
 FASTAGG_FN float value_of(const Wire& wire, int64_t k) {
@@ -253,7 +254,7 @@ struct WireFacts {
   bool unbiased, sparse, tensors;
 };
 
-// The facts of a format, by its number.
+// The facts of the format with this number.
 FASTAGG_FN WireFacts wire_facts(int format) {
   WireFacts facts{};
   visit_at(format, WireFormats{}, [&](auto kind) {
@@ -263,7 +264,7 @@ FASTAGG_FN WireFacts wire_facts(int format) {
   return facts;
 }
 
-// Element i of any.
+// Element i of an update in any format.
 FASTAGG_FN float number_at(const Wire& wire, int64_t i) {
   float number = 0.0f;
   visit_at(wire.format, WireFormats{}, [&](auto format) { number = decltype(format)::element(wire, i); });

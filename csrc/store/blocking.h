@@ -1,5 +1,5 @@
-// Surrounds every wait for another thread, a disk or a device. A host language installs what it must do meanwhile:
-// Python lets other threads run, and looks for signals. Without one nothing happens.
+// Surrounds every wait for another thread, a disk or a device. A host language installs hooks for it: Python lets other
+// threads run, and handles signals. Without hooks nothing happens.
 #pragma once
 
 namespace fastagg::store {
@@ -7,9 +7,9 @@ namespace fastagg::store {
 class BlockingWait {
  public:
   struct Host {
-    void* (*begin)();             // the caller begins to wait; what `end` is given
-    void (*end)(void*);           // it goes on
-    void* (*interrupted)(void*);  // may throw, for example because of Ctrl-C; what `end` is given from now on
+    void* (*begin)();             // a wait begins; returns the state for `end`
+    void (*end)(void*);           // the wait is over
+    void* (*interrupted)(void*);  // may throw, for example because of Ctrl-C; returns the new state for `end`
   };
   static void install(const Host& host) { installed() = host; }
 

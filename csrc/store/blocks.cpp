@@ -18,8 +18,8 @@
 namespace fastagg::store {
 namespace {
 
-constexpr size_t kWorthKeeping = size_t{1} << 16;  // smaller blocks: the C library reuses them as fast
-constexpr int kKeptPerSize = 2;                    // further blocks go back to the operating system
+constexpr size_t kWorthKeeping = size_t{1} << 16;  // the C library reuses smaller blocks as fast
+constexpr int kKeptPerSize = 2;                    // more blocks of a size go back to the operating system
 constexpr size_t kAlignment = 64;
 
 struct KeptBlock {
@@ -28,7 +28,7 @@ struct KeptBlock {
   uint64_t since = 0;
 };
 
-// Blocks kept for reuse. There is room for so many, so old sizes do not hold memory forever.
+// Blocks kept for reuse. Their number is limited, so old sizes do not hold memory for ever.
 struct FreeBlocks {
   std::mutex mutex;
   std::array<KeptBlock, 32> kept;
@@ -51,15 +51,14 @@ FreeBlocks& free_blocks() {
 
 std::atomic<int64_t> failing{-1};
 
-constexpr size_t kReserve =
-    size_t{1} << 20;  // large enough that the C library maps it, and gives it back to the system
+constexpr size_t kReserve = size_t{1} << 20;  // so large that the C library maps it, and gives it back to the system
 std::atomic<void*> reserve{nullptr};
-std::new_handler other = nullptr;  // whoever was asked before
+std::new_handler other = nullptr;  // the handler that was installed before
 
 #if defined(__linux__)
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// The length in whole huge pages. The first page begins where a huge page may begin.
+// The length in whole huge pages.
 size_t mapped(size_t nbytes) { return (nbytes + kHugePage - 1) / kHugePage * kHugePage; }
 
 void* from_system(size_t nbytes) {
@@ -101,7 +100,7 @@ void* take(size_t nbytes) {
   FreeBlocks& held = free_blocks();
   {
     const std::lock_guard<std::mutex> lock(held.mutex);
-    KeptBlock* last = nullptr;  // the one that caches may still hold
+    KeptBlock* last = nullptr;  // the last one given back, which caches may still hold
     for (KeptBlock& kept : held.kept)
       if (kept.block != nullptr && kept.nbytes == nbytes && (last == nullptr || kept.since > last->since)) last = &kept;
     if (last != nullptr) return std::exchange(*last, {}).block;
@@ -131,11 +130,12 @@ void trim() noexcept {
 }
 
 std::shared_ptr<void> Shelf::take(size_t nbytes) {
-  Block block, small;  // one that is too small makes way
+  Block block, small;  // `small` is freed to make room
   {
     const std::lock_guard<std::mutex> lock(free_blocks().mutex);
     const auto fits = [=](const Block& spare) { return spare.get_deleter().nbytes >= nbytes; };
-    const auto last = std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // caches may still hold it
+    const auto last =
+        std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // the last one, which caches may still hold
     if (last != blocks_.rend()) {
       block = std::move(*last);
       blocks_.erase(std::next(last).base());

@@ -12,7 +12,7 @@ namespace fastagg::store {
 namespace {
 
 constexpr char kMagic[] = {'F', 'A', 'E', 'U'};
-constexpr int64_t kLargest = int64_t{1} << 40;  // elements: then no length overflows
+constexpr int64_t kLargest = int64_t{1} << 40;  // elements; with this limit no length overflows
 
 [[noreturn]] void refuse(const std::string& text) { throw Refusal(Why::kEncoding, "encoded update: " + text); }
 
@@ -47,8 +47,8 @@ std::vector<Encoded::Array> arrays_of(const WireHead& head, int64_t* nbytes) {
   return arrays;
 }
 
-// The first place below `count` that is not fit; `count`: all are. Runs are looked at whole, which a compiler can do
-// with vectors.
+// The first place below `count` that is not valid, or `count`. Whole runs are checked at once, so that the compiler can
+// use vector instructions.
 template <typename Fit>
 int64_t first_unfit(int64_t count, Fit is_fit) {
   constexpr int64_t kRun = 1024;
@@ -104,7 +104,8 @@ std::shared_ptr<Encoded> Encoded::read(const void* from, int64_t count_of_bytes,
     Update bytes;
     bytes.add(from, expected, kFloat32);
     cpu::copy(bytes, 0, expected, 1, memory.get());
-    std::memcpy(memory.get(), &head, sizeof head);  // what was checked, if somebody has written to it meanwhile
+    std::memcpy(memory.get(), &head,
+                sizeof head);  // the header that was checked, in case somebody has changed the bytes since
     made->take(head, std::move(memory));
   }
   made->check();
@@ -121,7 +122,7 @@ std::shared_ptr<Encoded> Encoded::make(int format, int values, int64_t size, int
   made->take(head, new_memory(nbytes));
   std::memcpy(made->data(), &head, sizeof head);
   const std::vector<Array> all = made->arrays();
-  for (size_t i = 0; i < all.size(); ++i) {  // behind the last elements nobody writes
+  for (size_t i = 0; i < all.size(); ++i) {  // the padding of arrays is not written later
     const int64_t end = i + 1 < all.size() ? all[i + 1].begin : nbytes;
     const int64_t begin = std::max(all[i].begin, end - 4 * kScaleBlock);
     std::memset(made->data() + begin, 0, static_cast<size_t>(end - begin));
@@ -150,7 +151,7 @@ void Encoded::check() const {
     if (ends[k] <= last || ends[k] > size) refuse("arrays whose ends do not rise to its size");
   if (ends != nullptr && last != size) refuse("arrays that end before its size");
   if (wire_facts(format).row < 0 || padded(size) == size) return;
-  // Behind the last element a row has zeros.
+  // A row has zeros after the last element.
   const int64_t begin = size / kScaleBlock * kScaleBlock;
   float last_ones[kScaleBlock];
   cpu::decode(*this, begin, last_ones, kScaleBlock);

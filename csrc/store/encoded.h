@@ -1,4 +1,4 @@
-// An encoded update in memory that nobody writes to once it is read or made. Its bytes were checked.
+// An encoded update in memory that nobody writes to after it was read or made. Its bytes have been checked.
 #pragma once
 
 #include <atomic>
@@ -13,25 +13,25 @@ namespace fastagg::store {
 
 class Encoded : public Wire, public std::enable_shared_from_this<Encoded> {
  public:
-  // These bytes if they have an owner, who promises that they never change; otherwise a copy. Throws Refusal,
-  // kEncoding, before anything is allocated that is not as large as they are.
+  // Reads these bytes in place if they have an owner, who promises that they never change. Otherwise copies them.
+  // Throws Refusal, kEncoding, before any allocation that is larger than the bytes.
   static std::shared_ptr<Encoded> read(const void* bytes, int64_t nbytes, Owner owner = nullptr);
-  // Memory for one that will be written: whoever made it writes the arrays, and calls `check`.
-  // `format` and `values` are places in WireFormats and ValueCodecs; `count` as in WireHead.
+  // Allocates an encoded update to be written. The caller writes the arrays, then calls `check`. `format` and `values`
+  // are places in WireFormats and ValueCodecs. `count` is as in WireHead.
   static std::shared_ptr<Encoded> make(int format, int values, int64_t size, int64_t count);
   void check() const;
 
-  // Its arrays behind the head, as NumPy names their types. docs/encoding.md has this table.
+  // The arrays after the header, with NumPy's names of their types. docs/encoding.md has this table.
   struct Array {
     WirePart part;
     const char* type;
     int64_t count, begin;  // elements; bytes from the start
   };
   std::vector<Array> arrays() const;
-  // The arrays that a head, the first 64 bytes, tells of, and how many bytes there are in all. Throws as `read` does.
+  // The arrays that a header (the first 64 bytes) describes, and the number of bytes in all. Throws as `read` does.
   static std::vector<Array> layout(const void* head, int64_t* nbytes);
   Update update() const;
-  double squares() const;  // their sum, found once
+  double squares() const;  // the sum of squares, computed once
   uint8_t* data() const { return static_cast<uint8_t*>(memory_.get()); }
 
  private:
@@ -51,7 +51,7 @@ inline const Wire* wire_in(const Update& update) {
   if (whole.dtype == kDeviceEncoded) return static_cast<const DeviceWire*>(whole.data);
   return whole.dtype == kEncoded ? static_cast<const Wire*>(whole.data) : nullptr;
 }
-// The encoded update that `update` is. The result keeps its memory.
+// The encoded update in `update`. The result keeps its memory alive.
 std::shared_ptr<const Encoded> encoded_in(const Update& update);
 
 }  // namespace fastagg::store

@@ -1,5 +1,5 @@
-// Which process this is: a number that is another one in a forked child. Asking the system takes longer. And the files
-// that a forked child does not keep.
+// A number that identifies this process: it differs in a forked child, and is faster than asking the system. And the
+// files that a forked child does not keep.
 #pragma once
 
 #include <array>
@@ -13,11 +13,11 @@
 
 namespace fastagg::store {
 
-inline std::atomic<int> forks{0};                           // of this process and those before it
-inline std::array<std::atomic<int>, 1024> parents_files{};  // descriptors plus 1; 0: none
+inline std::atomic<int> forks{0};                           // number of forks that led to this process
+inline std::array<std::atomic<int>, 1024> parents_files{};  // descriptors plus 1; 0: free
 
 #if defined(__unix__) || defined(__APPLE__)
-// Runs in a forked child, whoever forks.
+// Runs in every forked child.
 inline void begin_child() {
   ++forks;
   for (std::atomic<int>& place : parents_files) {
@@ -38,8 +38,8 @@ inline int process() {
   return forks.load(std::memory_order_relaxed);
 }
 
-// A forked child has /dev/null in place of this file, until `share`. For a locked one: a lock is one with that of the
-// child, which may live longer. False: there are too many.
+// Gives forked children /dev/null in place of this file, until `share`. Use it for a locked file, because a child
+// shares the lock, and may live longer. False: there are too many such files.
 inline bool keep_from_children(int file) {
   process();
   for (std::atomic<int>& place : parents_files)

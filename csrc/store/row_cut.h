@@ -1,4 +1,4 @@
-// The rows of a client cache at one moment, for a checkpoint that is written while the cache goes on: a row is copied
+// The rows of a client cache at one moment, for a checkpoint that is written while the cache is in use. A row is copied
 // before it changes, unless it is written already.
 #pragma once
 
@@ -16,19 +16,19 @@ namespace fastagg::store {
 
 class RowCut {
  public:
-  // `slots`: which rows, each at its own place in the checkpoint. `owner` keeps the rows alive.
+  // `slots`: the rows, in the order of their places in the checkpoint. `owner` keeps the rows alive.
   RowCut(const Rows& rows, const std::vector<int64_t>& slots, std::shared_ptr<Memory> memory, Owner owner)
       : count(static_cast<int64_t>(slots.size())), rows_(rows), memory_(std::move(memory)), owner_(std::move(owner)) {
     for (const int64_t slot : slots) left_.emplace(slot, static_cast<int64_t>(left_.size()));
   }
   const int64_t count;
 
-  // A row that is not written yet: its place, its data and its scales.
+  // A row for the checkpoint: its place, its data and its scales.
   struct CutRow {
     int64_t place;
     std::vector<char> data, scales;
   };
-  // A slot is about to change. Whoever calls it, and `next`, holds the server's lock.
+  // Must be called before a slot changes. Callers of this and of `next` hold the server's lock.
   void before(int64_t slot) {
     const auto entry = left_.find(slot);
     if (entry == left_.end()) return;
@@ -56,7 +56,7 @@ class RowCut {
   const Rows rows_;
   const std::shared_ptr<Memory> memory_;
   const Owner owner_;
-  std::unordered_map<int64_t, int64_t> left_;  // slot -> place
+  std::unordered_map<int64_t, int64_t> left_;  // by slot: the place of a row that is not written or copied yet
   std::vector<CutRow> saved_;
 };
 

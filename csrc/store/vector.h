@@ -1,5 +1,5 @@
-// A vector of a server: an owner that keeps its memory alive, and the address of its elements. Whoever holds a copy
-// holds the memory, on any thread.
+// A server's vector: an owner that keeps its memory alive, and the address of its elements. A copy keeps the memory
+// alive, too, on any thread.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ using Owner = std::shared_ptr<void>;
 struct Vector {
   Owner owner;
   float* data = nullptr;
-  Dtype dtype = kFloat32;  // or kBFloat16, of a model: then `halves` are its elements
+  Dtype dtype = kFloat32;  // kBFloat16 for a model, whose elements are then `halves`
 
   explicit operator bool() const { return data != nullptr; }
   uint16_t* halves() const { return static_cast<uint16_t*>(static_cast<void*>(data)); }
@@ -29,7 +29,7 @@ inline Update update_of(const Vector& vector, int64_t size) {
   return whole;
 }
 
-// `nbytes` of host memory that nobody has written to. With `keep` it is reused when the last owner is gone. Throws
+// Returns `nbytes` of uninitialised host memory. With `keep` it is reused after the last owner is gone. Throws
 // std::bad_alloc.
 inline Owner new_memory(int64_t nbytes, bool keep = true) {
   const auto size = static_cast<size_t>(nbytes);
@@ -43,8 +43,8 @@ inline Vector new_bytes(int64_t nbytes) {
 }
 inline Vector new_vector(int64_t count) { return new_bytes(count * static_cast<int64_t>(sizeof(float))); }
 
-// Where a server's vectors are: in host memory, or on a device. Every method may throw std::bad_alloc or what the
-// device reports. Addresses of two kinds: of this memory, and (put, get) of the host's.
+// Allocates and copies a server's vectors, in host memory or on a device. Every method may throw std::bad_alloc or a
+// device's error. Addresses are of this memory. `host` in put and get is in host memory.
 class Memory {
  public:
   virtual ~Memory() = default;

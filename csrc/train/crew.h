@@ -1,4 +1,4 @@
-// Threads that train clients ahead of time. Whoever waits for a task that no thread has begun trains it himself.
+// Threads that train clients ahead of time. A caller that waits for a task that no thread has begun trains it itself.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +14,7 @@
 
 namespace fastagg::train {
 
-// One client's training. What `call` names must live until `Crew::finish` or `Crew::drop` has returned.
+// One client's training. The memory in `call` must live until `Crew::finish` or `Crew::drop` has returned.
 struct CrewTask {
   LayerTable* table;
   TrainCall call;
@@ -31,18 +31,18 @@ class Crew {
   ~Crew();
 
   void add(CrewTask& task);
-  // Returns when the task is done. Throws what it threw.
+  // Returns when the task is done. Throws the task's exception.
   void finish(CrewTask& task);
-  // The task is not needed. Returns when no thread works on it.
+  // Cancels a task. Returns when no thread works on it.
   void drop(CrewTask& task);
 
  private:
   explicit Crew(int64_t threads);
   bool is_here() const;
   void work();
-  // Runs the task with the lock given back.
+  // Runs the task without the lock, and then locks it again.
   void run(CrewTask& task, std::unique_lock<std::mutex>& lock);
-  bool take(CrewTask& task);  // out of those that wait
+  bool take(CrewTask& task);  // removes it from the waiting tasks
 
   const int64_t process_;
   std::mutex mutex_;

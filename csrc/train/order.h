@@ -1,4 +1,5 @@
-// NumPy's random numbers and permutations, sooner: making a generator takes longer than using it.
+// The same random numbers and permutations as NumPy's, without building its generator, which takes longer than using
+// it.
 #pragma once
 
 #include <stdint.h>
@@ -36,7 +37,7 @@ class Pcg64 {
     }
   }
 
-  // 0..most, as Generator.permutation draws it.
+  // A number in 0..limit, as Generator.permutation draws it.
   uint32_t upto(uint32_t limit) {
     uint32_t mask = limit;
     for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;

@@ -1,4 +1,4 @@
-// Shapes, memory and lists of offsets. All is worked out once for a network.
+// Computes shapes, memory and lists of offsets, once for each network.
 #include "table.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 namespace fastagg::train {
 namespace {
 
-constexpr int64_t kInCache = 1 << 19;  // bytes of all images of a block of samples
-constexpr int64_t kLongEnough = 64;    // rows of a product from which on an incomplete tile hardly counts
+constexpr int64_t kInCache = 1 << 19;  // the most bytes of all images of a block of samples
+constexpr int64_t kLongEnough = 64;    // products with more rows are hardly slowed by an incomplete tile
 
 void need(bool holds, const std::string& what) {
   if (!holds) throw Refusal(Why::kSetting, "train: " + what);
@@ -25,7 +25,8 @@ void need(bool holds, const std::string& what) {
 
 int64_t whole_groups(int64_t channels) { return (channels + kChannels - 1) / kChannels * kChannels; }
 
-// What the gradient of one side's inputs reads: input pixel i gets output pixel i/stride + reach for some taps.
+// One side of a convolution, as the input's gradient reads it: for some taps, input pixel i gets output pixel i/stride
+// + reach.
 struct Side {
   int64_t size, out, kernel, stride, padding;
 
@@ -88,7 +89,7 @@ class LayerTable::Builder {
             description.stride[which], description.padding[which]};
   }
 
-  // Its output has other pixels than its input.
+  // Whether the output has other pixels than the input.
   static bool reshapes(const Description& description) {
     return description.kind == "convolution" || description.kind == "max_pool" || description.kind == "mean_pool" ||
            description.kind == "flatten";
@@ -121,7 +122,7 @@ class LayerTable::Builder {
     return image(description.kind == "convolution" ? description.channels : in.channels, out[0], out[1]);
   }
 
-  // Borders are as wide as any reader needs. Layers that go from pixel to pixel have one geometry on both sides.
+  // Makes borders as wide as any reader needs. Layers that go from pixel to pixel have the same geometry on both sides.
   void share_borders() {
     for (size_t i = 0; i < descriptions_.size(); ++i) {
       if (descriptions_[i].kind != "convolution") continue;
@@ -148,7 +149,7 @@ class LayerTable::Builder {
   void place_pixels() {
     for (Image& each : images_) {
       each.padded = whole_groups(each.channels);
-      // A product reads its left side number by number.
+      // A product reads its left side element by element, so this image's channels need no padding.
       if (&each == &images_.front() &&
           std::all_of(descriptions_.begin(), descriptions_.end(), [](const Description& description) {
             return (description.in != 0 || description.kind == "convolution") && description.other != 0;
@@ -169,7 +170,7 @@ class LayerTable::Builder {
 
   void place(int64_t flat, int64_t packed) { to_.places_[static_cast<size_t>(flat)] = static_cast<int32_t>(packed); }
 
-  // A vector by channel.
+  // Packs a vector by channel.
   int64_t pack_channels(int64_t flat, const Image& image) {
     need(flat >= 0 && flat + image.channels <= to_.parameters_, "parameters outside the model");
     const int64_t first = pack(whole_groups(image.channels));
@@ -177,7 +178,7 @@ class LayerTable::Builder {
     return first;
   }
 
-  // Torch's [out, in, height, width] as groups of 16 outputs, [height, width, in] in each.
+  // Packs torch's weights [out, in, height, width] as groups of 16 outputs, each [height, width, in].
   int64_t pack_weights(const Description& description, const Image& in, const Image& out) {
     const int64_t taps = description.kernel[0] * description.kernel[1], depth = taps * in.channels;
     need(description.weight >= 0 && description.weight + out.channels * depth <= to_.parameters_,
@@ -196,7 +197,7 @@ class LayerTable::Builder {
   }
 
   void add_layers() {
-    zero_ = pack(kChannels);  // nothing is placed there
+    zero_ = pack(kChannels);  // nothing is placed there, so it stays zero
     static const std::map<std::string, LayerKind> kinds{
         {"convolution", kConvolution}, {"batch_norm", kNormalise}, {"group_norm", kGroupNorm}, {"sum", kSum},
         {"max_pool", kMaxPool},        {"mean_pool", kMeanPool},   {"flatten", kFlatten}};
@@ -243,7 +244,7 @@ class LayerTable::Builder {
     to_.layers_.push_back(last);
   }
 
-  // Which gradients are computed, and which layer finds a part of its input's there already.
+  // Finds which gradients are computed, and which layers add to an input's gradient that is there already.
   void mark_parts() {
     learns_.assign(images_.size(), false);
     readers_.assign(images_.size(), 0);
@@ -257,14 +258,14 @@ class LayerTable::Builder {
     }
     std::vector<bool> has_slope(images_.size(), false);
     for (auto each = to_.layers_.rbegin(); each != to_.layers_.rend(); ++each) {
-      if (each->kind == kNormalise) continue;  // its sums' layer passes the gradient on
+      if (each->kind == kNormalise) continue;  // the layer of its sums passes the gradient on
       each->adds = has_slope[static_cast<size_t>(each->in)];
       has_slope[static_cast<size_t>(each->in)] = true;
       if (each->other < 0) continue;
       each->other_adds = has_slope[static_cast<size_t>(each->other)];
       has_slope[static_cast<size_t>(each->other)] = true;
     }
-    for (Layer& each : to_.layers_)  // BatchNorm's two layers are one to others
+    for (Layer& each : to_.layers_)  // to other layers, BatchNorm's two layers are one
       if (each.kind == kMoments) each.out = (&each + 1)->out;
   }
 
@@ -286,7 +287,7 @@ class LayerTable::Builder {
     for (auto each = to_.layers_.rbegin(); each != to_.layers_.rend(); ++each) {
       Image& in = images_[static_cast<size_t>(each->in)];
       const Image& out = images_[static_cast<size_t>(each->out)];
-      // A norm's gradient takes the place of the one it comes from, if nobody else adds to it.
+      // A norm's gradient takes the place of the one it comes from, if no other layer adds to it.
       if ((each->kind == kMoments || each->kind == kGroupNorm) && in.slopes >= 0 &&
           readers_[static_cast<size_t>(each->in)] == 1)
         in.slopes = out.slopes;
@@ -334,7 +335,7 @@ class LayerTable::Builder {
     net.turned_weights = take(net.turned);
   }
 
-  // Returns the most taps times channels.
+  // Returns the largest number of taps times channels.
   int64_t add_phases(Layer& layer, const Image& in, const Image& out) {
     const Description& description = descriptions_[static_cast<size_t>(layer.out) - 1];
     const Side rows = side(description, in, out, 0), columns = side(description, in, out, 1);
@@ -379,7 +380,7 @@ class LayerTable::Builder {
     return longest;
   }
 
-  // These taps' weights as groups of 16 inputs, [taps, out] in each.
+  // Lists these taps' weights as groups of 16 inputs, each [taps, out].
   int64_t turn(const Layer& layer, const Image& in, const Image& out, const std::vector<int64_t>& taps) {
     const auto first = static_cast<int64_t>(to_.turning_.size());
     const int64_t depth = static_cast<int64_t>(taps.size()) * out.channels;
@@ -433,7 +434,7 @@ void LayerTable::train(const TrainCall& call) {
       memory_->idle.pop_back();
     }
   }
-  // Borders and the padding of channels are zeros, and stay so.
+  // Borders and padded channels are zeros, and are never written.
   if (memory == nullptr) {
     const size_t nbytes = static_cast<size_t>(workspace_) * sizeof(float);
     memory = store::block_of(nbytes);

@@ -30,7 +30,7 @@ struct ImageShape {
 // Owns a network's lists. Any number of threads may train on one.
 class LayerTable {
  public:
-  // `batch`: samples of a batch at most. Throws Refusal (csrc/refusal.h) if the layers do not fit each other.
+  // `batch`: the most samples in a batch. Throws Refusal (csrc/refusal.h) if the layers do not fit together.
   LayerTable(ImageShape input, const std::vector<Description>& layers, int64_t batch, int64_t parameters,
              int64_t buffers);
   LayerTable(const LayerTable&) = delete;
@@ -39,9 +39,9 @@ class LayerTable {
 
   int64_t outputs() const { return images_.back().channels; }
   int64_t batch() const { return net_.batch; }
-  // The call's numbers were checked: lengths are 1..batch, indices and labels are in their ranges.
+  // The caller has checked the numbers: lengths are 1..batch, and indices and labels are in their ranges.
   void train(const TrainCall& call);
-  // Writes the outputs of `samples` inputs, one after the other, with the running statistics.
+  // Writes the outputs for `samples` inputs, one after the other, using the running statistics.
   void evaluate(const float* start, float* buffers, const float* x, int64_t samples, float* outputs);
 
  private:
@@ -56,7 +56,7 @@ class LayerTable {
   std::vector<int32_t> places_, turning_;
   int64_t parameters_, workspace_ = 0;
   Net net_{};
-  std::unique_ptr<TableMemory> memory_;  // workspaces that no thread uses now
+  std::unique_ptr<TableMemory> memory_;  // workspaces that no thread is using
 };
 
 }  // namespace fastagg::train

@@ -1,6 +1,6 @@
 // Local steps of SGD on one client, for each instruction set. All sums have a fixed shape: lanes are channels, and a
-// sum over pixels and samples goes through them in order, in parts that only the table of layers tells. Products are
-// fused multiply-adds (IEEE, one rounding) on every instruction set.
+// sum over pixels and samples goes through them in order, in parts that only the table of layers determines. Products
+// are fused multiply-adds (IEEE, one rounding) on every instruction set.
 
 using train::Image;
 using train::kChannels;
@@ -9,11 +9,11 @@ using train::Net;
 using train::Phase;
 using train::TrainCall;
 
-constexpr int64_t kPart = 64;  // pixels that a gradient's product takes at once: they stay in the L1 cache
+constexpr int64_t kPart = 64;  // the pixels of one step of a gradient's product, which stay in the L1 cache
 
-FASTAGG_FN F splat(float value) { return value - F{}; }  // F{} + value would have to turn -0 into 0
+FASTAGG_FN F splat(float value) { return value - F{}; }  // F{} + value would turn -0 into 0
 FASTAGG_FN F at(const float* from) { return vector_at<F>(from); }
-FASTAGG_FN F rectified(F value) { return Simd::larger(F{}, value); }  // NaN stays
+FASTAGG_FN F rectified(F value) { return Simd::larger(F{}, value); }  // keeps NaN
 FASTAGG_FN F rectified_slope(F slope, F value) { return (F)((U)slope & ~(U)(value <= F{})); }
 
 struct Work {
@@ -21,7 +21,7 @@ struct Work {
   const TrainCall& call;
   float* memory;
   int64_t count;         // samples of this batch
-  const int64_t* index;  // theirs
+  const int64_t* index;  // the samples of this batch
 
   float* values(int32_t image) const { return memory + net.images[image].values; }
   float* slopes(int32_t image) const { return memory + net.images[image].slopes; }
@@ -31,7 +31,7 @@ struct Work {
 
 // out[out_rows[r]] (+)= init + sum over j of a[rows[r] + columns[j]] * b[lines[j]], for groups of 16 columns of b.
 struct Product {
-  int64_t rows, depth, width;  // width: columns that count; those behind them, up to a group's end, are zeros
+  int64_t rows, depth, width;  // width: columns that are used; the others, up to a group's end, are zeros
   const float* a;
   const int32_t *row, *column;
   const float* b;
@@ -49,7 +49,7 @@ template <typename Vector, int64_t Vectors, int64_t Rows, int64_t Groups>
 struct Tile {
   static constexpr int64_t kLanes = sizeof(Vector) / sizeof(float), kWide = Groups * Vectors;
 
-  // Rows r.. of some groups, at most `Height`. `Dense`: lines of b follow each other.
+  // Computes at most `Height` rows from r on, of some groups. `Dense`: lines of b follow each other.
   template <int64_t Height, bool Dense>
   FASTAGG_FN void compute(const Product& p, int64_t group, int64_t r) {
     const int64_t rows = p.rows - r, b_group = p.b_group;
@@ -74,7 +74,7 @@ struct Tile {
       const int64_t number = *column;
       FASTAGG_UNROLL
       for (int64_t t = 0; t < Height; ++t) {
-        const Vector left = from[t][number] - Vector{};  // minus: + would have to turn -0 into 0
+        const Vector left = from[t][number] - Vector{};  // minus, because + would turn -0 into 0
         FASTAGG_UNROLL
         for (int64_t v = 0; v < kWide; ++v) sum[t][v] = Simd::multiply_add(left, right[v], sum[t][v]);
       }
@@ -87,7 +87,7 @@ struct Tile {
       for (int64_t v = 0; v < kWide; ++v) {
         float* to = out + v / Vectors * p.out_group + v % Vectors * kLanes;
         const Vector value = p.add ? vector_at<Vector>(to) + sum[t][v] : sum[t][v];
-        put_vector(p.relu ? Simd::larger(Vector{}, value) : value, to);  // NaN stays
+        put_vector(p.relu ? Simd::larger(Vector{}, value) : value, to);  // keeps NaN
       }
     }
   }
@@ -99,7 +99,7 @@ struct Tile {
     if (r < p.rows) compute<Rows / 2, Dense>(p, group, r);
   }
 
-  // All whole tiles from a group on. Returns the first group that is left.
+  // Computes all whole tiles from a group on. Returns the first group that is left.
   static int64_t groups(const Product& p, int64_t group) {
     for (; (group + Groups - 1) * kChannels < p.width; group += Groups)
       p.line ? rows<false>(p, group) : rows<true>(p, group);
@@ -118,8 +118,8 @@ void product(const Product& p) {
   }
 }
 
-// Calls act(offset, count) for every row of samples first..last-1 of an image. All pixels are one row where there is no
-// border.
+// Calls act(offset, count) for every row of samples first..last-1 of an image. Without a border, all pixels are one
+// row.
 template <typename Act>
 FASTAGG_FN void for_rows(const Image& image, int64_t first, int64_t last, Act act) {
   const bool whole = image.border == 0;
@@ -206,7 +206,7 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
                w.net.lines, layer.depth * kChannels, nullptr, s + j != 0, false});
     }
     if (in.slopes < 0) continue;
-    // Some rows of every phase, because all phases read the same part of the output's gradient.
+    // A few rows of every phase at a time, because all phases read the same part of the output's gradient.
     int64_t largest = 0;
     for (int64_t i = 0; i < layer.phase_count; ++i)
       largest = layer.phases[i].rows > largest ? layer.phases[i].rows : largest;
@@ -222,7 +222,7 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
   }
 }
 
-// y = x*scale + shift by channel; the vectors begin at `scale` and `shift`, a sample's at its own place if `own`.
+// y = x*scale + shift by channel. The vectors begin at `scale` and `shift`.
 FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t last, const float* scale,
                        const float* shift) {
   const Image& image = w.net.images[layer.out];
@@ -237,8 +237,8 @@ FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t
   });
 }
 
-// The gradient behind a norm's ReLU, which let through what `scaled` made larger than zero. Nothing is read but what
-// the gradient needs anyway.
+// The gradient behind a norm's ReLU, which passes where `scaled` gave more than zero. It reads only what the gradient
+// needs anyway.
 struct Slope {
   const Layer& layer;
   const float *scale, *shift;
@@ -248,7 +248,7 @@ struct Slope {
   }
 };
 
-// dx (+)= dy*a + x*b + c by channel. Both gradients may be one array.
+// dx (+)= dy*a + x*b + c by channel. Both gradients may be the same array.
 FASTAGG_FN void scaled_back(const Work& w, const Slope& slope, int64_t first, int64_t last, const float* a,
                             const float* b, const float* c) {
   const Layer& layer = slope.layer;
@@ -266,7 +266,7 @@ FASTAGG_FN void scaled_back(const Work& w, const Slope& slope, int64_t first, in
   });
 }
 
-// The sums over a sample's pixels of dy and of dy*(x - mean).
+// Sums dy and dy*(x - mean) over a sample's pixels.
 template <typename Act>
 FASTAGG_FN void slope_sums(const Work& w, const Slope& slope, int64_t sample, const float* mean, Act act) {
   const float *x = w.values(slope.layer.in), *dy = w.slopes(slope.layer.out);
@@ -279,7 +279,7 @@ FASTAGG_FN void slope_sums(const Work& w, const Slope& slope, int64_t sample, co
       act);
 }
 
-// BatchNorm. Its scratch: mean, sum of squares about it, then what `scaled` and `scaled_back` take.
+// BatchNorm. Its scratch: mean, sum of squares about the mean, then the vectors of `scaled` and `scaled_back`.
 struct Norm {
   float *mean, *squares, *inverse, *scale, *shift, *beta, *gamma;
   Norm(const Work& w, const Layer& layer) {
@@ -293,7 +293,7 @@ struct Norm {
   }
 };
 
-// Adds samples to the mean and the squares of those before (Chan, Golub and LeVeque 1979).
+// Adds samples to the mean and the squares of earlier ones (Chan, Golub and LeVeque 1979).
 void moments(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   if (w.call.outputs) return;
   const Norm norm(w, layer);
@@ -371,12 +371,12 @@ void finish_normalise_back(const Work& w, const Layer& layer) {
 
 void moments_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const Norm norm(w, layer);
-  const Slope slope{*(&layer + 1), norm.scale, norm.shift};  // kNormalise follows its sums
+  const Slope slope{*(&layer + 1), norm.scale, norm.shift};  // the layer kNormalise follows its sums
   scaled_back(w, slope, first, last, norm.scale, norm.gamma, norm.squares);
 }
 
-// GroupNorm. Its scratch: sums by channel, what `scaled` and `scaled_back` take, then mean and inverse deviation of
-// every sample's channels.
+// GroupNorm. Its scratch: sums by channel, the vectors of `scaled` and `scaled_back`, then mean and inverse deviation
+// of every sample's channels.
 struct GroupScratch {
   float *sums, *products, *scale, *shift, *slope, *rest, *own;
   int64_t padded;
@@ -390,7 +390,7 @@ struct GroupScratch {
   }
   float* mean(int64_t sample) const { return own + 2 * sample * padded; }
   float* inverse(int64_t sample) const { return own + (2 * sample + 1) * padded; }
-  // Sets what the sample's values are multiplied with, and what is added.
+  // Sets the factors and the terms of the sample's values.
   void transform(int64_t sample, const float* gain, const float* offset) const {
     for (int64_t c = 0; c < padded; ++c) {
       scale[c] = inverse(sample)[c] * gain[c];
@@ -465,7 +465,7 @@ void group_norm_back(const Work& w, const Layer& layer, int64_t first, int64_t l
   }
 }
 
-// One term or two, then ReLU if the layer says so.
+// Adds one or two terms, then applies ReLU if the layer has one.
 void add(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const float *a = w.values(layer.in), *b = layer.other < 0 ? nullptr : w.values(layer.other);
   float* y = w.values(layer.out);
@@ -543,7 +543,7 @@ void pool(const Work& w, const Layer& layer, int64_t first, int64_t last) {
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j) {
         const F each = at(x + from + i * in.row + j * in.padded);
-        // A NaN is the largest, as in torch.
+        // NaN counts as the largest, as in torch.
         result = largest ? chosen(~(each <= result), each, result) : result + each;
       }
     if (!largest) result = result * share;
@@ -576,7 +576,7 @@ void pool_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   });
 }
 
-// Sets the gradient of the mean loss by the outputs.
+// Sets the gradient of the mean loss with respect to the outputs.
 void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const Image& image = w.net.images[layer.in];
   const int64_t classes = image.channels;
@@ -593,7 +593,7 @@ void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   }
 }
 
-// Copies samples, channels last.
+// Copies samples into the workspace, channels last.
 void gather(const Work& w, int64_t first, int64_t last) {
   const Image& image = w.net.images[0];
   const int64_t pixels = image.height * image.width;
@@ -647,7 +647,7 @@ void backward(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   }
 }
 
-// All gradients of one batch, or its outputs alone. A block of samples goes through layer after layer while it is in
+// Computes all gradients of one batch, or only its outputs. A block of samples passes layer after layer while it is in
 // the cache. It stops where all samples must be there first: at BatchNorm's sums, and at layers of one pixel, whose
 // products need many samples.
 void run_batch(const Work& w) {
@@ -684,7 +684,7 @@ void run_batch(const Work& w) {
   }
 }
 
-// The batch's outputs, to the places of its samples.
+// Copies the batch's outputs to the places of its samples.
 void put_outputs(const Work& w) {
   const int32_t last = w.net.layers[w.net.layer_count - 1].in;
   const Image& image = w.net.images[last];
