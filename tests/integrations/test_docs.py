@@ -109,7 +109,7 @@ KNOWN: dict[str, tuple[str, str, str]] = {
 
 
 def test_a_framework_s_page_is_short() -> None:
-    names = "index", "flower", "nvflare", "appfl", "pfl", "own", "coming-from", "flsim", "runs"
+    names = "index", "flower", "nvflare", "appfl", "pfl", "own", "coming-from", "runs"
     assert set(PAGES) == {f"{name}.md" for name in names}
     assert {name: len(text.split()) for name, text in PAGES.items() if len(text.split()) > 900} == {}
 
