@@ -1,5 +1,5 @@
-// A client's id: an integer of 64 bits, signed or unsigned, or a text. It is a value, not a reference, because the log
-// stores it, and a task may end long after the call that named the client.
+// A client's id: an integer of 64 bits, signed or unsigned, or a text. An id is a value, not a reference, because the
+// log stores ids, and a task may end long after the call that named the client.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct ClientId {
 
 constexpr int64_t kLongestName = 256;  // in characters
 
-// The id as an error message shows it: written as in Python, and shortened if it is long.
+// Returns the id as error messages show it: in Python's notation, and shortened if it is long.
 std::string shown(const ClientId& id);
 
 }  // namespace fastagg

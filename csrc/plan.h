@@ -1,5 +1,5 @@
-// The structs that describe a step. They come from Python, and the kernels for the CPU and for CUDA take them. The
-// bindings build them by keyword and check them, so a kernel never gets an incomplete struct.
+// The structs that describe a step to the kernels for the CPU and for CUDA. The bindings build structs from Python by
+// keyword and check them, so a kernel never gets an incomplete struct.
 //
 // Addresses point to fp32 vectors in the memory of the device that runs the step, unless a type says otherwise.
 #pragma once
@@ -18,14 +18,15 @@
 namespace fastagg {
 
 enum Dtype : int { kFloat32 = 0, kFloat16, kBFloat16, kDtypes };
-// The types of a whole encoded update: for kEncoded `data` is its Wire, for kDeviceEncoded its DeviceWire, which lies
-// in host memory and has the device's addresses.
+// The types of a whole encoded update. For kEncoded, Piece::data points to a Wire. For kDeviceEncoded it points to a
+// DeviceWire, which lies in host memory and has addresses on the device.
 constexpr Dtype kEncoded = static_cast<Dtype>(8), kDeviceEncoded = static_cast<Dtype>(9);
 struct DeviceWire : Wire {
   const float* numbers = nullptr;  // the decoded numbers; null if they have been released
 };
 
-// An update as it arrived: consecutive pieces of the flat vector. Each is contiguous and is read in place.
+// A piece of an update as it arrived. Each piece is contiguous and is read in place. An update's pieces follow each
+// other in the flat vector.
 struct Piece {
   const void* data;
   int64_t begin;  // position in the flat vector
@@ -43,8 +44,8 @@ struct Update {
   }
 };
 
-// One client's row. The format gives the type of `data`. Scales are null if the format has none. Without data there is
-// no row.
+// One client's row. The format gives the type of `data`. `scales` is null if the format has no scales. If `data` is
+// null, there is no row.
 struct Row {
   void* data = nullptr;
   float* scales = nullptr;
@@ -55,7 +56,7 @@ struct Term {
   float weight;
 };
 
-// The rows of all clients: slot s starts at data + s*row_bytes, its scales at scales + s*row_scales.
+// The rows of all clients. Slot s begins at data + s*row_bytes(), and its scales at scales + s*row_scales().
 struct Rows {
   int format = kPlainRows;
   int64_t size = 0;  // elements in a row
@@ -70,23 +71,23 @@ struct Rows {
     return {static_cast<char*>(data) + slot * row_bytes(), scales == nullptr ? nullptr : scales + slot * row_scales()};
   }
 
-  // A row outside of the slots, as a client sends it: its data, directly followed by its scales.
+  // The row at `place` outside of the slots, as a client sends it: data, directly followed by scales.
   Row packed_at(void* place) const {
     if (place == nullptr || row_scales() == 0) return {place, nullptr};
     return {place, reinterpret_cast<float*>(static_cast<char*>(place) + row_bytes())};
   }
 };
 
-// A part of a block's sum over the slots, which is computed over several calls: slots first_slot..last_slot-1 of one
-// block of 1,024 elements. `shadow` is the block's sum in double, with a number for each element.
+// A part of the sum over the slots, for one block of 1,024 elements: this call adds slots first_slot..last_slot-1.
+// `shadow` is the block's sum after the calls so far, with a double for each element.
 struct RowJob {
   int64_t block, first_slot, last_slot;
   double* shadow;
-  int64_t shift = 0;   // slot s has weights[s - shift]; 0 on the CPU, where all weights are there
-  bool fresh = false;  // the shadow is not read; it counts as zeros
+  int64_t shift = 0;   // slot s has weights[s - shift]; 0 on the CPU, which has all slots' weights
+  bool fresh = false;  // whether the shadow counts as zeros, and is not read
 };
 
-// An update that waits for its round, unchanged, and its factor.
+// An update that waits for its round as it came, and its factor `by`.
 struct WeightedUpdate {
   const Update* update;
   float by;
@@ -97,38 +98,39 @@ class Runner;
 class Combiner {
  public:
   virtual ~Combiner() = default;
-  // Writes each update's factor for the combination. It may ask the runner to measure updates. Returns each update's
-  // weight by the rule, without its own factor; empty if the rule combines elements one by one. May refuse.
+  // Writes each update's factor for the combination to `weights`. May let the runner measure updates. Returns the
+  // weight that the rule gives each update, without the update's own factor. Returns no weights if the rule combines
+  // elements one by one. May throw Refusal.
   virtual std::vector<double> weigh(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner,
                                     float* weights) const = 0;
   virtual CombineSetting how(int64_t count) const = 0;
 };
 
-// Working memory for a block of every waiting update, for each thread.
+// The working memory of each thread, which holds a block of every waiting update.
 class Desks;
 
-// The sum of the updates so far. `out`: where a calibrated direction writes the new sum if it does not step. May be
-// acc.
+// The sum of the updates so far (`acc`). A calibrated direction that does not step writes the new sum to `out`, which
+// may be `acc`.
 struct Buffer {
   const float* acc = nullptr;  // null: no update so far
   float* out = nullptr;
-  float scale = 1.0f;  // turns the sum into a mean: 1/M or 1/sum of weights
+  float scale = 1.0f;  // the factor that turns the sum into a mean: 1/M or 1/sum of weights
   const std::vector<WeightedUpdate>* held = nullptr;
   const Combiner* combine = nullptr;
   Desks* desks = nullptr;
 };
 
-// Which row is replaced, and where the new one goes (it may be the same place). The key is that of the row's rounding.
-// Its step is the arrival's number, which the sum's dither uses, too. `coded` is only for coded rows.
+// The client's row at `read` is replaced by a new row at `write`, which may be the same place. `key` is for the new
+// row's rounding. The key's step is the arrival's number, and the sum's dither uses that number too.
 struct Exchange {
   int format = kPlainRows;
   Row read, write;
   RandomKey key{};
-  Row coded{};  // the new row, if the update was sent in this form; the update is then not read
+  Row coded{};  // the new row, if the update was sent in the rows' format; the update is then not read
 };
 
-// The sum over clients. With mean, the terms (sum += weight*row each) come before D is formed, with calibrated after
-// it.
+// The sum over clients' rows. Each term adds weight*row to it: before D is formed for kMean, afterwards for
+// kCalibrated (math/directions.h).
 struct Sum {
   float* values = nullptr;
   float entering = 1.0f, leaving = 1.0f;
@@ -136,8 +138,8 @@ struct Sum {
   std::vector<Term> terms;
 };
 
-// Noise that a step adds to its direction (math/noise.h): `scale` times normal numbers with standard deviation
-// `deviation`, or `scale` times correlated noise n: n <- n - sum of omega*past, then each past <- theta*past + n.
+// Noise that a step adds to its direction (math/noise.h): `scale` times n. Here n are normal numbers with standard
+// deviation `deviation`. With past noise, n <- n - sum of omega*past, and then each past <- theta*past + n.
 constexpr int kMostPast = 8;
 struct PastNoise {
   float* values;
@@ -160,18 +162,18 @@ struct Turn {
 // math/directions.h defines each kind, and which of these fields it uses.
 struct Direction {
   DirectionKind kind = kSingle;
-  double gain = 1.0;                         // of the update only (clipping)
-  double weight = 1.0;                       // of the client's whole contribution (staleness, samples)
-  const std::vector<Turn>* turns = nullptr;  // for single: factors of all tensors, in place of weight
-  const float* base = nullptr;               // for blend
-  Buffer buffer;                             // for flush, calibrated
-  Exchange row;                              // for mean, calibrated
+  double gain = 1.0;                         // the factor of the update only (clipping)
+  double weight = 1.0;                       // the factor of the whole contribution (staleness, samples)
+  const std::vector<Turn>* turns = nullptr;  // for kSingle: factors of all tensors instead of `weight`
+  const float* base = nullptr;               // for kBlend: the model that the client trained from
+  Buffer buffer;                             // for kFlush, kCalibrated
+  Exchange row;                              // for kMean, kCalibrated
   Sum sum;
   Noise noise;
 };
 
-// Moments are fp32 or, if `units_m` is not null, in 8 bits: a byte for each element, padded to whole scale blocks, with
-// the blocks' units (math/moments.h) and the key of their rounding.
+// The optimizer's moments: fp32, or in 8 bits if `units_m` is not null. Moments in 8 bits have a byte for each element,
+// padded to whole scale blocks, and a unit for each block (math/moments.h). `key` is for their rounding.
 struct Moments {
   float *m = nullptr, *v = nullptr, *vhat = nullptr;
   uint8_t *coded_m = nullptr, *coded_v = nullptr, *coded_vhat = nullptr;
@@ -181,7 +183,7 @@ struct Moments {
   bool coded() const { return units_m != nullptr; }
 };
 
-// A model in bf16, only on the CPU. It steps in fp32, block by block, and the new model is rounded without bias.
+// A model in bf16, only on the CPU. Each block steps in fp32. The new model is then rounded without bias.
 struct HalfModel {
   const uint16_t* x = nullptr;  // null: the model is fp32
   uint16_t* x_out = nullptr;    // may be x
@@ -189,7 +191,7 @@ struct HalfModel {
 };
 
 struct Optimizer {
-  int kind = -1;  // place in Optimizers; negative: no step, only sums and rows move
+  int kind = -1;  // place in Optimizers; negative: no step, only sums and rows change
   Hyper hyper{};
   Moments moments;
   const float* x = nullptr;  // null: the model is `half`

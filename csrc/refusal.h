@@ -30,11 +30,11 @@ enum class Why {
 class Refusal : public std::runtime_error {
  public:
   Refusal(Why reason, const std::string& text) : std::runtime_error(text), why(reason) {}
-  // kAlreadyCounted, if the outcome of the first answer is known
+  // Refuses with kAlreadyCounted. The arguments are the outcome of the first answer.
   Refusal(int64_t came_to, bool changed, const std::string& text)
       : std::runtime_error(text), why(Why::kAlreadyCounted), version(came_to), applied(changed) {}
   Why why;
-  int64_t version = -1;  // -1: unknown
+  int64_t version = -1;  // after the first answer; -1: unknown
   bool applied = false;
 };
 

@@ -1,4 +1,4 @@
-// The file operations of a log, in one class. Tests replace it by a disk that loses power.
+// The file operations of a log, in one class. Tests replace the class by a disk that loses power.
 #pragma once
 
 #include <sys/uio.h>
@@ -11,8 +11,8 @@
 
 namespace fastagg::log {
 
-// `final`: what was written may be lost although the system said otherwise, or will say so. Nothing may be acknowledged
-// any more.
+// A failed file operation. `final`: written data may be lost, even if the system has reported or will report success.
+// Nothing may be acknowledged any more.
 class DiskError : public std::exception {
  public:
   DiskError(const char* text, bool is_final) noexcept : final(is_final) {
@@ -22,32 +22,32 @@ class DiskError : public std::exception {
   bool final;
 
  private:
-  char text_[256];  // of its own: without memory a final failure must not become another one
+  char text_[256];  // not a std::string, whose failed allocation would replace this error
 };
 
-// The files of one folder, by name. Every method throws DiskFailed.
+// The files of one folder, by name. All methods but `close` throw DiskError.
 class Disk {
  public:
   virtual ~Disk() = default;
-  // Opens a regular file for writing; it may be new.
+  // Opens a regular file for writing, and creates it if there is none.
   virtual int open(const std::string& name) = 0;
-  // Only of files that `open` has returned: nobody else closes those, and this closes no other.
+  // Closes a file that `open` has returned. Nothing else closes such a file.
   virtual void close(int file) noexcept = 0;
   virtual uint64_t size(int file) = 0;
-  // Reserves room for so many bytes, so that writing there does not fail and a sync need not write metadata. A file
-  // that cannot have all of them is left as it was.
+  // Reserves room for so many bytes, so that writing there does not fail and a sync need not write metadata. If there
+  // is not room for all of them, the file is left as it was.
   virtual void allocate(int file, uint64_t nbytes) = 0;
   virtual void write(int file, std::vector<iovec>& buffers, uint64_t offset) = 0;
-  // The same for memory and an offset that are multiples of 4,096, past the system's page cache if it can.
+  // Like `write`, but past the system's page cache if possible. Memory, size and offset must be multiples of 4,096.
   virtual void write_block(int file, const void* data, size_t nbytes, uint64_t offset) = 0;
-  // Waits until all that was written to the file, or the names in the folder, are on the disk.
+  // Waits until all data written to the file is on the disk. `sync_folder` waits for the names in the folder.
   virtual void sync(int file) = 0;
   virtual void sync_folder() = 0;
   virtual void rename(const std::string& old_name, const std::string& new_name) = 0;
 };
 
-// The operating system's. `folder` is an open folder: names belong to it, wherever it is moved, and not to a folder
-// that somebody makes with the same path. The disk does not own it.
+// The operating system's disk. `folder` is the descriptor of an open folder, which stays the caller's. Names belong to
+// that folder even after it is moved, and never to another folder at the same path.
 class SystemDisk : public Disk {
  public:
   explicit SystemDisk(int folder) : folder_(folder) {}
@@ -64,8 +64,8 @@ class SystemDisk : public Disk {
 
  private:
   int folder_;
-  int direct_ = -1, direct_of_ = -1;  // the last file, opened again for writes past the page cache
-  // The file system has no such writes. A system without O_DIRECT never asks.
+  int direct_ = -1, direct_of_ = -1;  // the last file of write_block: opened past the page cache, and as usual
+  // Whether the file system refuses such writes. Unused on a system without O_DIRECT.
   [[maybe_unused]] bool refused_ = false;
 };
 

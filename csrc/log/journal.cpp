@@ -22,14 +22,14 @@ using std::chrono::milliseconds;
 
 constexpr uint64_t kGroup = 32u << 20;  // the largest group of records for one sync, in bytes
 constexpr milliseconds kIdle{50};       // the longest time that a record waits if no sender waits for it
-constexpr milliseconds kAgain{500};     // the time between two attempts on a full disk
+constexpr milliseconds kAgain{500};     // the time between two attempts after a failed write
 constexpr milliseconds kSignals{50};    // how often a waiting caller looks for Ctrl-C
 constexpr int kIdleRounds = 20;         // after so many rounds without a record the thread sleeps until it is woken
-constexpr size_t kSpares = 64, kSmall = 65536;  // how many written records are reused, and the largest of them in bytes
-constexpr size_t kLarge = size_t{1} << 20;      // such a record is written by itself, past the system's page cache
-constexpr uint64_t kFirstSegment = 256u << 10;  // segments double up to the largest
+constexpr size_t kSpares = 64, kSmall = 65536;  // how many written records are reused, and their most bytes
+constexpr size_t kLarge = size_t{1} << 20;      // in bytes; a larger record is a write of its own, past the page cache
+constexpr uint64_t kFirstSegment = 256u << 10;  // in bytes; each segment is twice as large, up to a limit
 constexpr uint64_t kNew = 500'000'000'000;      // numbers from here on name new files, and no segment
-constexpr size_t kRoots = 65536;                // so many digests are remembered
+constexpr size_t kRoots = 65536;                // how many digests are remembered
 
 thread_local double seconds_waited = 0.0;
 
@@ -38,7 +38,7 @@ uint64_t random_number() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-// A segment, or a file that waits to be one: only its name says which. A name changes at once, or not at all.
+// Only its name tells a segment from a free file. A file is renamed completely, or not at all.
 std::string name_of(const char* kind, uint64_t number) {
   char name[32];
   std::snprintf(name, sizeof name, "%s-%012llu", kind, static_cast<unsigned long long>(number));
@@ -67,7 +67,7 @@ Journal::Journal(std::unique_ptr<Disk> disk, LogStart start)
       digest_(start.digest),
       digest_next_(digest_) {
   if (!roots_) throw std::bad_alloc();
-  failure_.reserve(256);  // the thread says why it failed, also without memory (DiskFailed)
+  failure_.reserve(256);  // so that the thread can store a failure's text without allocating
   roots_[last_ % kRoots] = {last_, digest_};
   if (place_ > 0) here_ = busy_.back().name;
 }
@@ -239,7 +239,7 @@ std::vector<std::string> Journal::release(uint64_t sequence) {
       busy_.pop_front();
     }
     if (!marked.empty()) disk_->sync_folder();
-  } catch (...) {  // those that are renamed stay the log's
+  } catch (...) {  // the journal itself may use the renamed files again
     for (const std::string& name : marked) reuse(name);
     throw;
   }
@@ -295,7 +295,8 @@ void Journal::work() noexcept {
       write(group);
     } catch (const DiskError& failed) {
       wrong = failed;
-    } catch (const std::exception& error) {  // no memory: it is tried again, too
+    } catch (const std::exception&
+                 error) {  // Such as out of memory. The write is tried again, as after a disk error that is not final.
       wrong.emplace(error.what(), false);
     }
     if (!lock.owns_lock()) lock.lock();
@@ -336,11 +337,12 @@ void Journal::work() noexcept {
   done_.notify_all();
 }
 
-// Each large record is one write of its own memory. The small ones between them are written together.
+// Writes a group of records, and syncs the file. Each large record is a write of its own. Small records between large
+// ones are written together.
 void Journal::write(const std::vector<Entry*>& group) {
-  uint64_t needed = kBlock;  // the head of a life
+  uint64_t needed = kBlock;  // for the head of this life
   for (const Entry* entry : group) needed += entry->nbytes() + (entry->nbytes() >= kLarge ? 2 * kBlock : 0);
-  // behind the group there is room for the end of a life, and for the mark that says where the log goes on
+  // Two more blocks must fit behind the group: the head that ends a life, and the mark that names the next segment.
   if (file_ < 0 && place_ > 0) open_segment();
   if (file_ < 0 || at_ + needed + 2 * kBlock > size_) next_segment(group.front()->sequence, needed + 3 * kBlock);
   if (is_new_) begin_life(group.front()->sequence);
@@ -396,7 +398,7 @@ void Journal::write_block(int file, BlockHead head, uint64_t at) {
   written += kBlock;
 }
 
-// The last segment of the server's last life.
+// Opens the last segment of the server's previous life, where the log continues.
 void Journal::open_segment() {
   file_ = disk_->open(here_);
   try {
@@ -408,7 +410,7 @@ void Journal::open_segment() {
   at_ = next_block(place_), place_ = 0, is_new_ = true;
 }
 
-// A head within a segment: this life's records come behind it, or those of a later one.
+// Writes a head within a segment. The records of this life, or of a later one, follow the head.
 void Journal::begin_life(uint64_t first) {
   const uint64_t use = random_number();
   BlockHead head{};
@@ -417,18 +419,17 @@ void Journal::begin_life(uint64_t first) {
   at_ += kBlock, use_ = use, is_new_ = false;
 }
 
-// A life that ends in order says so. A record that is damaged later is then known to have been there.
+// Writes the head that ends this life. If a record before it is damaged later, the head proves that it was on the disk.
 void Journal::write_end() noexcept {
   try {
     if (file_ >= 0 && !is_new_) begin_life(durable + 1);
-  } catch (const std::exception&) {  // then nobody has said it
+  } catch (const std::exception&) {  // then the log has no such head
   }
 }
 
-// Makes the next segment under a name that says that it is free, and then gives it its own. Its head is on the disk
-// before that.
+// Makes the next segment under a free file's name. The file gets the segment's name when its head is on the disk.
 void Journal::prepare(uint64_t first, uint64_t needed) {
-  std::string name = free_name(kNew + random_number() % kNew);  // of no segment, and of no other new file
+  std::string name = free_name(kNew + random_number() % kNew);  // the number of no segment, and of no other new file
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!free_.empty()) {
@@ -457,7 +458,8 @@ void Journal::prepare(uint64_t first, uint64_t needed) {
     if (file >= 0) {
       disk_->close(file);
       const std::lock_guard<std::mutex> lock(mutex_);
-      free_.insert(free_.begin(), std::move(name));  // another one may have more room
+      free_.insert(free_.begin(),
+                   std::move(name));  // the next attempt takes another free file, which may have more room
     }
     throw;
   }
@@ -465,10 +467,10 @@ void Journal::prepare(uint64_t first, uint64_t needed) {
   ++syncs;
 }
 
-// The log goes on in another segment as soon as a mark in this one says so. A segment that no mark names was never
-// used.
+// Continues the log in another segment, once a mark in this one names that segment. A segment that no mark names was
+// never used.
 void Journal::next_segment(uint64_t first, uint64_t needed) {
-  if (prepared_.file >= 0 && prepared_.size < needed) {  // more came while the disk refused
+  if (prepared_.file >= 0 && prepared_.size < needed) {  // more records came while writes failed
     disk_->rename(prepared_.name, free_name(number_));
     disk_->close(std::exchange(prepared_.file, -1));
     const std::lock_guard<std::mutex> lock(mutex_);

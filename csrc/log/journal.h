@@ -1,9 +1,9 @@
-// The journal writes to disk what happens to a server. Records wait in a queue. One thread writes them in groups, with
-// one sync for each group (segment.h has the format).
+// The journal writes a server's operations to disk as records. Records wait in a queue. One thread writes them in
+// groups, with one sync for each group (segment.h has the format).
 //
-// A record is made before its call changes anything, because making it may fail. It is queued together with the change,
-// which cannot fail. So neither an interrupt nor a failed allocation can fall between an answer and its record. A
-// record has memory of its own, which the step may read its update from.
+// A record is made before its call changes anything, because making a record may fail. Queueing the record cannot fail,
+// and is part of the change. So neither an interrupt nor a failed allocation can fall between an answer and its record.
+// A record owns its memory. The step may read the update from there.
 #pragma once
 
 #include <algorithm>
@@ -26,16 +26,16 @@
 
 namespace fastagg::log {
 
-// An update that was streamed into a file. The file is on the disk before its record is made. The journal knows no
-// descriptor of it: it belongs to fastagg/durable/uploads.py.
+// An update that was streamed into a file. The file is on the disk before its record is made. The journal has no
+// descriptor of the file, because fastagg/durable/uploads.py owns the file.
 struct Blob {
   uint64_t number = 0, nbytes = 0;
   uint32_t crc = 0;
   uint8_t dtype = 0;
-  std::atomic<uint64_t> sequence{0};  // the number of that record, as soon as it has one
+  std::atomic<uint64_t> sequence{0};  // the record's number; 0 until it is queued
 };
 
-// A record. Its head and its body lie one behind the other in memory of its own.
+// A record. Its head, directly followed by its body, lies in memory that the entry owns.
 struct Entry {
   Entry() = default;
   Entry(const Entry&) = delete;
@@ -53,75 +53,76 @@ struct Entry {
 
   uint8_t kind = 0;
   bool waits = false;   // whether the sender waits for the disk
-  bool counts = false;  // it is an answer: its receipt has a digest
+  bool counts = false;  // whether the record is an answer's, whose receipt has a digest
   uint64_t sequence = 0;
   store::Block memory;
-  size_t begin = 0, length = 0, capacity = 0;  // capacity: of the body
-  size_t facts = 0;                            // so much of the body is in the chain (segment.h)
-  size_t fields = 0;                           // where in the body an answer's fixed fields are
+  size_t begin = 0, length = 0, capacity = 0;  // in bytes; `capacity`: of the body
+  size_t facts = 0;                            // how many bytes of the body the digest covers
+  size_t fields = 0;                           // the byte of the body where fixed fields begin
   std::shared_ptr<Blob> blob;
 };
-// One, or none: what is queued is not made there.
+// One entry, or none. `push` moves the list's node into the queue, so it allocates nothing.
 using RecordList = std::list<Entry>;
 
 class Journal {
  public:
-  enum class Mode { kNone, kStep, kArrival };  // for which answers the sender waits
+  enum class Mode { kNone, kStep, kArrival };  // the senders that wait for the disk: none, those of a step, or all
 
-  // Where a journal goes on writing.
+  // Where a journal continues a log.
   struct LogStart {
-    std::string folder;          // for messages
-    uint64_t folder_id = 0;      // its random number
-    uint64_t sequence = 0;       // of the last record that is on the disk
-    Digest digest{};             // of all up to it
-    uint64_t number = 0;         // of the next segment
-    uint64_t segment_bytes = 0;  // the largest size of a segment
-    uint64_t pending_bytes = 0;  // so many may be in the queue before others wait
-    struct NeededSegment {       // a segment that a recovery needs: its name and first record
+    std::string folder;          // its name, for messages
+    uint64_t folder_id = 0;      // the folder's random number
+    uint64_t sequence = 0;       // the number of the last record that is on the disk
+    Digest digest{};             // of all records up to `sequence`
+    uint64_t number = 0;         // the number of the next segment
+    uint64_t segment_bytes = 0;  // the largest size of a segment, in bytes
+    uint64_t pending_bytes = 0;  // with more bytes in the queue, `check` waits
+    struct NeededSegment {       // a segment that a recovery needs, and the number of its first record
       std::string name;
       uint64_t first;
     };
-    std::vector<NeededSegment> busy;      // in order
-    std::vector<std::string> free;        // files that wait to be used again, by names that say so
-    uint64_t place = 0, number_here = 0;  // in the last busy segment, where the log goes on; 0: in a new one
+    std::vector<NeededSegment> busy;      // in the order of their records
+    std::vector<std::string> free;        // names of files that may become segments
+    uint64_t place = 0, number_here = 0;  // the byte in the last busy segment, and its number; 0: a new segment
   };
   Journal(std::unique_ptr<Disk> disk, LogStart start);
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
   static std::shared_ptr<Journal> begin(std::unique_ptr<Disk> disk, LogStart start);
 
-  // Writers hold the server's lock. So records are in the order of events.
-  // Throws Refusal: kNotDurable or kBusy. Waits if too many bytes are queued.
+  // Whoever makes records holds the server's lock. So records are in the order of the changes.
+  // Throws Refusal: kNotDurable, or kBusy if too many senders wait. Waits while too many bytes are queued.
   void check();
   uint64_t next() const { return last_ + 1; }
-  RecordList entry(uint8_t kind, size_t nbytes);  // with room for a body of so many bytes
+  RecordList entry(uint8_t kind, size_t nbytes);  // with room for a body of `nbytes` bytes
   void push(RecordList entry) noexcept;           // gives the entry the number `next()`
   bool waits(bool applied) const { return mode == Mode::kArrival || (mode == Mode::kStep && applied); }
 
-  void wait(uint64_t sequence);  // until the record is on the disk; throws Refusal, kNotDurable
-  // Waits until so many bytes were written, with those of uploads, somebody calls `nudge`, the disk refuses, or the log
-  // is closed.
+  void wait(uint64_t sequence);  // Waits until the record is on the disk. Throws Refusal, kNotDurable.
+  // Waits until so many bytes were written (those of uploads count), or `nudge` is called, or a write fails, or the
+  // journal is closed.
   void wait_written(uint64_t bytes);
   void nudge() noexcept;
-  // Writes what is queued and ends the thread. Waits at most `seconds`, or without a limit if it is negative. Returns
-  // whether the thread has ended. Any thread may call it, and again.
+  // Makes the journal's thread write the queued records and end. Waits for that at most `seconds`; negative: no limit.
+  // Returns whether the thread has ended. Any thread may call `close`, and more than once.
   bool close(double seconds);
-  // No recovery will need the records up to this one: their segments are marked free. Returns their new names. Throws
-  // DiskFailed. Only one thread at a time calls this.
+  // Renames segments as free files if all their records are numbered at most `sequence`: no recovery will need those
+  // records. Returns the new names. Throws DiskError. Only one thread at a time calls this.
   std::vector<std::string> release(uint64_t sequence);
-  void reuse(const std::string& name);  // The file, whatever is in it, may be the next segment: it is tried at once.
-  std::string give_up();  // the name of a file that waits to be used again, and now does not; empty: there is none
+  void reuse(const std::string& name);  // Adds a free file. A failed write is tried again at once.
+  std::string give_up();                // Removes a free file, and returns its name; empty: there is none.
   std::string failure() const;
-  bool ended() const;  // nothing will be written any more
+  bool ended() const;  // whether the journal's thread has ended
 
   std::atomic<Mode> mode{Mode::kNone};
   std::atomic<int64_t> max_waiting{std::numeric_limits<int64_t>::max()};
   std::atomic<uint64_t> durable, syncs{0}, groups{0}, written{0}, pending{0};
   std::atomic<int64_t> waiting{0};
   uint64_t last() const { return last_; }
-  // The digest of all records up to this one, if it is on the disk and remembered: an answer's is for a while.
+  // The digest of all records up to this one. None if the record is not on the disk, or its digest is forgotten
+  // already.
   std::optional<Digest> digest(uint64_t sequence) const;
-  // The last record's digest will be remembered until the next call. The caller holds the server's lock.
+  // Keeps the last record's digest until the next call of `mark`. The caller holds the server's lock.
   void mark() noexcept;
 
   static double waited();  // the seconds that the calling thread has waited so far
@@ -157,7 +158,7 @@ class Journal {
     uint64_t sequence;
     Digest digest;
   };
-  std::unique_ptr<Root[], void (*)(void*)> roots_;  // of answers, at their number modulo kRoots
+  std::unique_ptr<Root[], void (*)(void*)> roots_;  // at the record's number modulo kRoots
   Root mark_{};
 
   // Used by the journal's thread only.
@@ -166,7 +167,7 @@ class Journal {
   int file_ = -1;
   bool is_new_ = true;  // this life has written nothing to the segment yet
   uint64_t use_ = 0, at_ = 0, size_ = 0;
-  Digest digest_, digest_next_;  // of what is on the disk; and with the group that is being written
+  Digest digest_, digest_next_;  // of all records on the disk; the same with the group being written
   std::vector<Root> found_;
   struct PreparedSegment {  // the next segment: its head is on the disk, and no mark names it yet
     int file = -1;

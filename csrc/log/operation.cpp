@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kNames[kKinds] = {"",       "incarnation", "dispatch", "hand_on", "answer", "close_round",
                                         "forget", "lr",          "expire"};
 constexpr uint8_t kSizes[kElements] = {4, 2, 2, 8, 4, 2, 1, 1, 1, 2, 4, 8};
-constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts: the update is in a file
+constexpr uint32_t kInFile = 1u << 31;  // a flag in the number of parts, set if the update is in a file
 constexpr size_t kAligned = 64, kWorthAligning = 4096;
 constexpr size_t kPartBytes = sizeof(Part::role) + sizeof(Part::dtype) + sizeof(Part::count);
 constexpr size_t kUploadBytes =
@@ -50,7 +50,7 @@ size_t field_bytes(OperationKind kind) {
   return bytes;
 }
 
-// Writes the fixed fields at a place of the body, and returns where they end.
+// Writes the fixed fields at byte `at` of the body. Returns the byte where they end.
 size_t put_fields(Entry& entry, size_t at, const Operation& operation) {
   each_field(operation.kind, [&](auto field) {
     std::memcpy(entry.body() + at, &(operation.*field.value), field.kBytes);
@@ -71,7 +71,8 @@ void put_client(Entry& to, const ClientId& client, int64_t version) {
   }
 }
 
-// `fields`: of the record that begins with this client, and has a version between its length and its name.
+// Reads a client's id. In a record a version follows the name's length, or the number: it goes to `fields`. In a list
+// of clients there is no version, and `fields` is null.
 ClientId read_client(Body& from, RecordFields* fields = nullptr) {
   const auto kind = from.read<uint8_t>();
   if (kind > ClientId::kLarge) damaged("a client's id of an unknown kind");

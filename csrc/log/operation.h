@@ -1,5 +1,5 @@
-// An operation is what changed a server: the log writes it, a recovery executes it. This
-// file has its bytes; docs/log-format.md has the table.
+// An operation is a change of a server. The log records it, and a recovery executes it again. This file defines the
+// bytes of operations, with the table of docs/log-format.md.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ enum OperationKind : uint8_t {
   kIncarnation = 1,  // from a version on, versions belong to another incarnation of the server
   kDispatch,
   kHandOn,  // an open task was given to one more client
-  kAnswer,  // an update, a sum or a trained model's difference, as it was stepped
+  kAnswer,  // an update, a sum, or the difference between a trained model and its base
   kCloseRound,
-  kForget,  // a task, or a client with all of its tasks
-  kRate,    // the learning rate
-  kExpire,  // all tasks of versions below `version`
+  kForget,  // a task is forgotten, or a client with all of its tasks
+  kRate,    // the learning rate changes
+  kExpire,  // all tasks of versions below `version` end
   kKinds
 };
 const char* name_of(OperationKind kind);
@@ -31,29 +31,27 @@ constexpr bool has_client(uint8_t kind) {
   return kind == kDispatch || kind == kHandOn || kind == kAnswer || kind == kForget;
 }
 
-// What a part of an answer is: parameters, statistics, counters, a control variate, of how many updates a sum is made,
-// nothing (it aligns what comes behind it), an offset in a sender's log, an encoded update, or whose updates a sum is
-// of.
+// The content of a part of an answer.
 enum Role : uint8_t {
   kParameters,
-  kBuffers,
-  kCounter,
-  kControl,
-  kUpdates,
-  kPadding,
-  kOffset,
+  kBuffers,  // BatchNorm's statistics
+  kCounter,  // BatchNorm's counters
+  kControl,  // vectors besides the update, such as a control variate
+  kUpdates,  // the number of a sum's updates
+  kPadding,  // aligns the parts behind it
+  kOffset,   // the answer's offset in the queue that it was read from
   kEncodedRole,
-  kParticipants,
+  kParticipants,  // the ids of the clients of a sum's updates
   kRoles
 };
 
-// Types of elements; the first ones are those of Dtype (plan.h).
+// Types of elements. The first three are those of Dtype (plan.h).
 enum Element : uint8_t { kInt64 = 3, kElements = 12 };
 size_t bytes_of(uint8_t element);
 
 struct Part {
   uint8_t role, dtype;
-  uint64_t count;  // of elements; bytes of padding, of an encoded update and of clients' ids
+  uint64_t count;  // the number of elements; of bytes, for padding, an encoded update and clients' ids
   const uint8_t* data = nullptr;
   size_t nbytes() const {
     return role == kPadding || role == kEncodedRole || role == kParticipants ? count : count * bytes_of(dtype);
@@ -61,19 +59,19 @@ struct Part {
 };
 
 // The fixed fields of a record's body. Packed, so that a member without an entry in kRecordFields does not compile.
-// Those of 8 bytes come first, where they are aligned.
+// Fields of 8 bytes come first, so that they are aligned.
 #pragma pack(push, 1)
 struct RecordFields {
-  int64_t version = -1;      // that was sent or answered; -1: none; kIncarnation: the first of it
-  uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new one
-  int64_t task = 0;          // its id; 0: not known yet
+  int64_t version = -1;      // sent or answered; -1: none; kIncarnation: the incarnation's first
+  uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new incarnation
+  int64_t task = 0;          // the task's id; 0: not known yet
   double rate = 0.0;
-  double share = 1.0;  // in a mean; a sum's weight
+  double share = 1.0;  // an update's share in a mean; the sum of a sum's shares
   // The outcome of an answer, or of a round's end:
   int64_t version_after = 0;
   double step_size = 0.0;  // NaN: no step
   double weight = 0.0, norm = 0.0;
-  uint8_t known = 1;  // 0: only a device knew it
+  uint8_t known = 1;  // 0: the outcome was known only to a device
   uint8_t applied = 0;
 };
 #pragma pack(pop)
@@ -87,7 +85,7 @@ struct UploadFile {  // the file of an upload
 struct Operation : RecordFields {
   OperationKind kind = kDispatch;
   ClientId client;
-  bool again = false;  // an answer is given once more, to a new task: its outcome may be another one
+  bool again = false;  // the answer is given once more, to a new task, so its outcome may differ
   std::vector<Part> parts;
   std::optional<UploadFile> streamed;
 };
@@ -96,17 +94,17 @@ template <typename Value>
 struct Field {
   static constexpr size_t kBytes = sizeof(Value);
   static constexpr char kType = std::is_floating_point_v<Value> ? 'f' : std::is_signed_v<Value> ? 'i' : 'u';
-  const char* name;  // in docs/log-format.md
+  const char* name;  // as in docs/log-format.md
   Value RecordFields::* value;
-  uint32_t kinds;  // of records that have it, as bits
+  uint32_t kinds;  // bit k is set if records of kind k have the field
 };
 template <typename Value, typename... Kinds>
 constexpr Field<Value> field(const char* name, Value RecordFields::* value, Kinds... kinds) {
   return {name, value, (... | (1u << kinds))};
 }
 
-// All fixed fields, in the order of their bytes, behind the client if there is one. What writes, reads and describes a
-// record follows this list. Another list is another format; tests compare it with docs/log-format.md.
+// All fixed fields, in the order of their bytes. They stand behind the client, if the record has one. Records are
+// written, read and described by this list. A change of the list changes the format (tests compare docs/log-format.md).
 constexpr auto kRecordFields = std::make_tuple(                                  //
     field("version", &RecordFields::version, kIncarnation, kExpire),             //
     field("task", &RecordFields::task, kDispatch, kHandOn),                      //
@@ -133,13 +131,13 @@ static_assert(std::apply([](auto... field) { return (field.kBytes + ...); }, kRe
 std::vector<uint8_t> bytes_of(const std::vector<ClientId>& clients);
 std::vector<ClientId> clients_in(const Part& part);
 
-// Reads a record's body. Parts lie in it. Throws Refusal, kDamaged.
+// Reads a record's body. Its parts' `data` points into the body. Throws Refusal, kDamaged.
 Operation read(uint8_t kind, const uint8_t* body, size_t length);
 
-// The record of an operation without parts.
+// Makes the record of an operation without parts.
 RecordList record_of(Journal& journal, const Operation& operation);
-// The record of an answer, with memory for its parts, where each part's `data` then points. `decide` writes the fixed
-// fields again, when the outcome is known.
+// Makes the record of an answer, with memory for its parts, and points each part's `data` to that memory. `decide`
+// writes the fixed fields again when the outcome is known.
 RecordList record_of_answer(Journal& journal, Operation& operation);
 void decide(Entry& entry, const Operation& operation);
 

@@ -10,7 +10,7 @@ namespace fastagg::log {
 namespace {
 
 constexpr char kSegmentMagic[] = "FASTAGGJ", kRecordMagic[] = "FAGR";
-constexpr size_t kHashed = 12, kHashedOfRecord = 8;  // magic and CRC come before what a CRC is of
+constexpr size_t kHashed = 12, kHashedOfRecord = 8;  // a CRC covers the bytes from here on
 
 uint32_t crc_of(const void* data, size_t size) {
   return cpu::crc32c(static_cast<const uint8_t*>(data), static_cast<int64_t>(size), 0, false);
@@ -30,7 +30,7 @@ std::optional<Record> record_in(const Bytes& bytes, size_t at) {
   return Record{head, bytes.data + at + kRecordHead, 0, at, end + gap_of(end), bytes.owner};
 }
 
-// Calls `act` with each good record from `at` on, wherever it lies, until that says true. Returns whether it did.
+// Calls `act` with each valid record from byte `at` on, until `act` returns true. Returns whether `act` did.
 template <typename Act>
 bool any_record(const Bytes& bytes, size_t at, Act act) {
   for (at = (at + 7) / 8 * 8; at + kRecordHead <= bytes.size; at += 8) {
@@ -91,7 +91,7 @@ Reader::Reader(const std::vector<File>& files, Load load, const ExpectedEnd& aft
   if (!segments_.empty()) seek();
 }
 
-// Finds the segment that holds the first wanted record, or the one before it.
+// Checks the files' heads. Enters the last segment that begins before the wanted record, or else the first segment.
 void Reader::take_files(const std::vector<File>& files) {
   std::vector<std::pair<size_t, std::string>> bad;
   for (size_t i = 0; i < files.size(); ++i) {
@@ -118,7 +118,7 @@ void Reader::take_files(const std::vector<File>& files) {
   }
   size_t first = 0;
   while (first + 1 < segments_.size() && segments_[first + 1].head.first < wanted_) ++first;
-  // what lies before the segment that is begun with is not needed
+  // Files before that segment are not needed, so they may be damaged.
   for (const auto& [i, wrong] : bad)
     if (segments_.empty() || files[i].number > segments_[first].number || segments_[first].head.first > wanted_)
       damaged(files[i].name + ", byte 0: " + wrong);
@@ -156,14 +156,14 @@ std::optional<Record> Reader::record_at(size_t at) {
   return record;
 }
 
-// A head or a mark of this log, if one lies there.
+// Returns the head or mark at byte `at`, if it belongs to this segment of this log.
 std::optional<BlockHead> Reader::own_head(const Bytes& bytes, const Segment& segment, size_t at) const {
   auto head = head_at(bytes.data, bytes.size, at);
   const bool ours = head && head->format == kFormat && head->number == segment.number && head->folder == after_.folder;
   return ours ? head : std::nullopt;
 }
 
-// A head or a mark that begins with the wanted record.
+// Passes the head or mark at byte `at`, if the wanted record is its first. Returns whether that is so.
 bool Reader::pass_head(size_t at) {
   const auto head = own_head(held(), here(), at);
   if (!head || head->first != wanted_) return false;
@@ -193,12 +193,12 @@ void Reader::follow(const BlockHead& mark) {
   passed_ += kBlock;
 }
 
-// Goes to the first wanted record, in the middle of a segment: over heads and over records, by their own lengths. On
-// the way the digest of what is passed becomes known.
+// Goes to the first wanted record, which may be in the middle of a segment. Computes the digest of the records before
+// it.
 void Reader::seek() {
   const uint64_t wanted = wanted_;
   wanted_ = here().head.first, digest_ = here().head.digest;
-  bool reached = wanted_ == wanted, known = true;  // the digest is that of all records so far
+  bool reached = wanted_ == wanted, known = true;  // known: `digest_` is that of all records so far
   const Bytes& bytes = held();
   for (size_t at = kBlock; at < bytes.size && !reached; at += kBlock)
     if (const auto head = own_head(bytes, here(), at); head && head->first <= wanted && head->next == 0) {
@@ -215,7 +215,7 @@ void Reader::seek() {
         at_ = record.begin;
         return true;
       }
-      known = known && sequence == wanted_;  // otherwise one between is damaged, and nobody needs it
+      known = known && sequence == wanted_;  // otherwise a damaged record lies between, which is not needed
       digest_ = chained(digest_, record.body - kRecordHead);
       wanted_ = sequence + 1, at_ = record.end;
       return reached;
@@ -252,14 +252,14 @@ std::optional<Record> Reader::next() {
     if (const auto record = record_at(at_)) return take(*record);
     const size_t block = next_block(at_);
     if (const auto record = record_at(block)) return take(*record);
-    if (pass_head(block) || pass_head(block + kBlock)) continue;  // behind the damaged end of a process is nothing else
+    if (pass_head(block) || pass_head(block + kBlock)) continue;  // a damaged head that ends a life is skipped
     check_end();
     break;
   }
   return std::nullopt;
 }
 
-// The wanted record is not there. Throws if it must have been: what proves that lies behind it.
+// Throws if the wanted record, which was not found, must have been on the disk. Records and heads behind it prove that.
 void Reader::check_end() {
   std::vector<uint64_t> uses;  // of lives whose unacknowledged records may still lie behind the end
   for (size_t at = 0; at < at_; at += kBlock)
@@ -287,8 +287,8 @@ void Reader::check_end() {
             ", and its folder says that it had come to record " + std::to_string(after_.end));
 }
 
-// Of what is there, all but one field are those of the next record, or of a head before it. A file that is used again
-// has older records and heads, with other numbers.
+// Compares fields with those of the next record and of a head before it. Only one may differ. Older records and heads
+// in a file that is used again have other numbers.
 bool Reader::is_torn() {
   if (segments_.empty()) return false;
   const Bytes& bytes = held();
