@@ -1,5 +1,5 @@
 // One answer on its way through a server, from the binding to the log. Every public method that takes answers fills
-// this struct. The receipt in it is the result.
+// an Answer. The Answer's receipt is the result.
 #pragma once
 
 #include <cmath>
@@ -35,13 +35,14 @@ struct Numbers {
     kSum,     // the sum of several clients' updates, which are weighted already
   };
   AnswerKind kind = kUpdate;
-  // The numbers, and what keeps their memory alive. Their owner may write to them at any time, unless `is_private`.
+  // The numbers, and the owner that keeps their memory alive. The sender may write to that memory at any time, unless
+  // `is_private`.
   Update update;
   store::Owner owner;
   bool is_private = false;
-  bool still = false;  // its owner does not write to the numbers during the call, so they may be read twice
-  store::Owner copy;   // the engine's own copy, once it has read the numbers; then `update` points into it
-  store::Vector base;  // empty: none
+  bool still = false;  // whether nobody writes to the numbers during the call, so that they may be read twice
+  store::Owner copy;   // the engine's own copy of the numbers, once it is made; `update` then points into it
+  store::Vector base;  // the model that a trained model began with; empty: none
 
   int64_t count = 1;                   // kSum: the number of its updates,
   double total = -1.0;                 // and the sum of their weights in a mean
@@ -54,13 +55,13 @@ struct Numbers {
   std::shared_ptr<log::Blob> blob;  // the file that the update was streamed into
   Update on_host;                   // if the update is on a device: a copy for the log,
   store::Owner on_host_owner;       // and its owner
-  bool in_host = false;             // the update lies in host memory although kernels run on a device
+  bool in_host = false;             // whether the update lies in host memory although kernels run on a device
 };
 
 struct Answer : Numbers {
   ClientId client;
   int64_t version = INT64_MIN;          // kLastSent: the version that the client was sent last
-  std::optional<uint64_t> incarnation;  // the task's, if the sender states it
+  std::optional<uint64_t> incarnation;  // the task's incarnation, if the sender states it
   int64_t task = 0;                     // the task's id; 0: not given
   int64_t offset = -1;                  // in the queue that the answer was read from; -1: not given
   double samples = std::numeric_limits<double>::quiet_NaN();  // NaN: not given

@@ -14,16 +14,17 @@ inline double weight_of(const Contribution& contribution) { return contribution.
 
 class BufferedDirection : public DirectionState, public Sums {
  public:
-  // A negative capacity: the round has no limit, and ends with `close_round`. `synchronous`: only updates of the
-  // current version. `at_least`: this many updates allow a step `grace` seconds later; 0: never.
+  // `capacity`: the number of updates in a round; negative: no limit, and the round ends with `close_round`.
+  // `synchronous`: only updates of the current version are taken. `at_least`: a round with this many updates may end
+  // `grace` seconds later; 0: never.
   struct Setting {
     int64_t capacity;
     bool synchronous;
-    int64_t size;               // of the vector
+    int64_t size;               // the number of the vector's elements
     bool closes_first = false;  // a sum for which the round has no room first ends the round, then begins the next
     int64_t at_least = 0;
     double grace = 0.0;
-    double divisor = 0.0;  // of the sum. 0: the updates' shares; negative: their shares times weights
+    double divisor = 0.0;  // of the sum; 0: the sum of shares; negative: the sum of shares times weights
     std::shared_ptr<const Combiner> combine = nullptr;  // combines a round's updates; null: the divided sum is used
   };
   BufferedDirection(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
@@ -53,20 +54,20 @@ class BufferedDirection : public DirectionState, public Sums {
     double divisor = 0.0;                       // and the divisor of their sum
   };
   Round round;
-  // The sum, if there is one. The last update of a full round goes straight into the step and never enters it.
+  // The sum, if there is one. The last update of a full round goes straight into the step, and never enters the sum.
   struct RunningSum {
-    store::Vector acc, beside;  // `beside`: the next sum is made here if the plan may still fail
-    Update along;               // the next sum, if the step is along it
+    store::Vector acc, beside;  // `beside`: the place of the next sum if the plan may still fail
+    Update along;               // the next sum, if the step is along that sum
     const store::Vector& into() const { return beside ? beside : acc; }
   };
   RunningSum sum;
 
  protected:
-  // Refuses planned contributions that this kind cannot hold. The argument is the number of updates, including earlier
-  // ones.
+  // Refuses planned contributions that this kind of buffer cannot hold. The argument is the number of updates,
+  // including earlier ones.
   virtual void check_sum(int64_t) const {}
   virtual void plan_sum(ReadMode mode) = 0;
-  // False: the loaded data does not fit these versions.
+  // Saves or loads the sum. Returns false if the loaded data does not fit the round's versions.
   virtual bool sum_fields(Archive& archive) = 0;
   void plan_numbers(const Contributions& contributions, bool steps);
   // `term`: the value of one unit of the sum in the direction.

@@ -10,9 +10,9 @@
 
 namespace fastagg::engine {
 
-// The sum of the updates so far. To save memory, encoded updates may also wait as they came, and the step's pass reads
-// them. The waiting updates are always the last ones, so all are added in order of arrival, and the bits do not depend
-// on which ones waited.
+// Stores the sum of the updates so far. To save memory, encoded updates may instead wait as they came, until the step's
+// pass reads them. The waiting updates are always the last that came. So updates are added in order of arrival, and the
+// sum's bits do not depend on which updates waited.
 class SummedBuffer : public BufferedDirection {
  public:
   using BufferedDirection::BufferedDirection;
@@ -35,9 +35,9 @@ class SummedBuffer : public BufferedDirection {
 
   std::vector<HeldUpdate> waiting_;
   // Planned:
-  bool waits_ = false;                 // the update is stored as it came
+  bool waits_ = false;                 // whether the update is stored as it came
   std::vector<WeightedUpdate> terms_;  // the updates that are read as they came, besides the last one of a step
-  bool in_place_ = false;              // models are checked in a pass of their own, and then added to the sum in place
+  bool in_place_ = false;  // whether models are first checked in a separate pass, and then added to the sum in place
   std::vector<cpu::TrainedModel> models_;      // models, or updates without a base
   std::vector<std::atomic<int32_t>> largest_;  // the largest magnitudes of their elements
 };

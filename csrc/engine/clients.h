@@ -1,6 +1,6 @@
-// The place of each client in the ledger. A client with a number takes 8 bytes, and its share of an index with 4 bytes
-// an entry that is between 7/16 and 7/8 full. A client with a name takes an entry of a map. If clients are numbered,
-// their numbers are their places, and nothing is stored.
+// The place of each client in the ledger. A client with a number takes 8 bytes, and a part of an index. The index has
+// entries of 4 bytes, and is between 7/16 and 7/8 full. A client with a name takes an entry of a map. If clients are
+// numbered, their numbers are their places, and nothing is stored.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,23 @@ class Clients {
   int64_t numbered() const { return numbered_; }
   // Throws Refusal, kUnknownClient, if the id is not allowed.
   void check(const ClientId& id) const;
-  int64_t find(const ClientId& id) const;  // its place, or -1. Throws as `check` does
+  int64_t find(const ClientId& id) const;  // the client's place, or -1. Throws as `check` does
   ClientId at(int64_t place) const;
-  // A number that differs for two clients that have had the same place. It depends only on the order of calls, so a
-  // replay gets the same.
+  // A number that differs for two clients that have had the same place. The number depends only on the order of calls,
+  // so a replay gets the same number.
   int64_t token(int64_t place) const;
-  // A hash of a client, from its id or its place. It is never 0, and few clients share one.
+  // A hash of a client, from the client's id or place. The hash is never 0. Few clients share a hash.
   static uint32_t mark(const ClientId& id);
   uint32_t mark(int64_t place) const noexcept;
 
-  // Gives a client a place: the one that became free last, or a new one. If it throws, nothing has changed.
+  // Gives a client the place that became free last, or a new place. If `add` throws, nothing has changed.
   int64_t add(const ClientId& id);
-  void remove(int64_t place) noexcept;  // frees its place
+  void remove(int64_t place) noexcept;  // frees the place
   int64_t nbytes() const;
 
  private:
   size_t home(int64_t number) const;
-  size_t entry_of(int64_t number) const;  // where the index has the number, or would put it
+  size_t entry_of(int64_t number) const;  // the place of the number in the index, or the place for it
   void grow();
 
   struct Name {

@@ -11,15 +11,15 @@ namespace fastagg::engine {
 struct Answer;
 
 struct Contribution {
-  Answer* answer = nullptr;  // the answer of the contribution
-  int64_t client = -1;       // the place of its record; its number if clients are numbered
-  int64_t start = 0;         // the version it was trained from
-  int64_t now = 0;           // the server's version
-  double gain = 1.0;         // the clipping factor of the update
-  double moves = 1.0;   // the clipping factor of the client's statistics: the same, even if the update arrived clipped
-  double weight = 1.0;  // by staleness
-  double share = 1.0;   // in a mean: the client's number of samples, or 1
-  double norm = 0.0;    // of the update, after clipping
+  Answer* answer = nullptr;     // the answer of the contribution
+  int64_t client = -1;          // the place of its record; its number if clients are numbered
+  int64_t start = 0;            // the version it was trained from
+  int64_t now = 0;              // the server's version
+  double gain = 1.0;            // the clipping factor of the update
+  double moves = 1.0;           // the clipping factor of the client's statistics, even if the update arrived clipped
+  double weight = 1.0;          // the weight by staleness
+  double share = 1.0;           // in a mean: the client's number of samples, or 1
+  double norm = 0.0;            // the update's norm, after clipping
   const float* base = nullptr;  // the model it was trained from, if the rule or a trained model needs it
   const Update* update = nullptr;
   // For a leaf's sum: the number of its updates, which are weighted already, and the sum of their shares.
@@ -28,16 +28,16 @@ struct Contribution {
   double counts_for() const { return total < 0.0 ? share : total; }
 };
 
-// The encoded update's bytes, if they are a row in this format. Null: it must be converted.
+// Returns the encoded update's bytes if they are a row in this format. Null: the update must be converted.
 const void* row_in(const Contribution& contribution, int format);
 
 using Contributions = std::vector<Contribution>;
 
 enum class Outcome { kKept, kStep, kIdle };  // the update waits; the model steps; the version grows without a step
 
-// When updates are read: before the plan, so norms are known (kMeasured); or by the step's kernel, which finds the norm
-// (kReadOnce); or several in one pass that adds them to a sum and checks them: updates or trained models. Nobody writes
-// to still models during the call.
+// When updates are read. kMeasured: before the plan, so that norms are known. kReadOnce: by the step's kernel, which
+// finds the norm. kUpdates, kModels: by one pass that checks several updates or trained models, and adds them to a sum.
+// kStillModels: the same as kModels, but nobody writes to the models during the call.
 enum class ReadMode { kMeasured, kReadOnce, kUpdates, kModels, kStillModels };
 
 // The largest allowed magnitude of an element. Within it, all squares and sums stay finite.

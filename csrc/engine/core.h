@@ -43,7 +43,7 @@ class Core {
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
 
-  Records records;  // of every operation, once a log is attached
+  Records records;  // writes a record of every operation, once a log is attached
   const Settings settings;
   const std::shared_ptr<DirectionState> direction;
   OptimizerState optimizer;
@@ -65,14 +65,14 @@ class Core {
   bool prepares(const Answer& answer) const {
     return extension && (extension->asks.prepare || answer.control || answer.extra);
   }
-  // The task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
+  // Finds the task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
   // kAlreadyCounted, kOtherClient.
   Ledger::TaskReference find(const Answer& answer) const;
   // Makes the caller's stream wait for all of the device's work so far.
   void follow() const {
     if (place.device) place.device->follow();
   }
-  void measure();  // computes new bounds of elements
+  void measure();  // computes new bounds from the elements themselves
 };
 
 }  // namespace fastagg::engine

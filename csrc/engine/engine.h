@@ -1,10 +1,10 @@
 // The engine of a server: its operations, and its lock. Answers, and the end of a round, are transactions
 // (transaction.h). Only the holder of the lock may use the server's state (core.h).
 //
-// An update is read once: its bytes are copied into memory of the engine's own while they are inspected, and all later
-// stages and the log read that copy. A large update, whose copy would cost time, is instead read only by the step's
-// kernel, which writes to new memory (AnswerTransaction::may_read_once). So its sender may change its memory at any
-// time.
+// A sender may change an update's memory at any time, so that memory is read only once. While an update is inspected,
+// its numbers are copied into the engine's memory. All later stages, and the log, read the copy. A large update, whose
+// copy would cost time, is instead read only by the step's kernel, which writes to new memory
+// (AnswerTransaction::may_read_once).
 #pragma once
 
 #include <optional>
@@ -26,7 +26,7 @@ struct Task {
   uint64_t incarnation = 0;
   int64_t id = 0;
   store::Vector model;
-  std::shared_ptr<store::Encoded> encoded;  // from which the model was decoded; null: the model is the version itself
+  std::shared_ptr<store::Encoded> encoded;  // `model` was decoded from it; null: `model` is the version itself
   store::Owner state;                       // the extension's state of the model besides its vector: running statistics
 };
 
@@ -34,36 +34,37 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
  public:
   using Core::Core;
 
-  // Each method takes the lock, and throws Refusal with nothing changed. `format`: the place in WireFormats of the
-  // model's encoding; negative: none.
+  // Each method takes the lock. If a method throws Refusal, nothing has changed. `format`: the place in WireFormats of
+  // the model's encoding; negative: none.
   Task dispatch(const ClientId& client, int format = kAsItIs);
   // Gives an open task of one client to one more client.
   Task hand_on(const ClientId& from, int64_t version, const ClientId& to);
-  // Ends tasks that nobody will answer: one, or all of a client, which is then unknown.
+  // Ends tasks that nobody will answer: the client's task of this version. Without a version, ends all tasks of the
+  // client, and forgets the client.
   void forget(const ClientId& client, std::optional<int64_t> version);
   // Ends overdue tasks. With `before` also ends all tasks of versions below it. Returns how many ended.
   int64_t expire(std::optional<int64_t> before);
   void set_rate(double lr);
   void begin_incarnation(int64_t version, uint64_t number);
-  // Takes answers one after the other, until one does not count. Those before it count.
+  // Takes answers one after the other, up to the first answer that does not count. The answers before it count.
   struct Result {
     size_t done = 0;
-    std::optional<Refusal> refused;     // why the next one does not count,
+    std::optional<Refusal> refused;     // why the next answer does not count,
     std::exception_ptr failed;          // or the error that stopped the call
     std::optional<ClientId> majority;   // the client of more than half of a step's updates; reported once
     std::optional<ClientId> misformed;  // a client whose answer looks as if it had another form; reported once
   };
   Result receive(Answer* answers, size_t count);
-  // Steps along the updates so far. `if_due`: only if the round's time is over. False: it is not, no update has come,
-  // or the rule has no buffer.
+  // Steps along the updates so far. `if_due`: only if the round's time is over. Returns false if the time is not over,
+  // if no update has come, or if the rule has no buffer.
   bool close_round(Receipt* receipt, bool if_due = false);
   // Whether the round has had enough updates for long enough.
   bool is_due();
-  // Executes an operation of a log. `answer` is the answer's contents if the operation is one. Throws Refusal with
-  // nothing changed. kSetting: the outcome would differ from the recorded one, so this server has another rule.
+  // Executes an operation of a log. If the operation is an answer, `answer` has its contents. If `execute` throws
+  // Refusal, nothing has changed. kSetting: the outcome would not be the recorded one, so this server has another rule.
   void execute(const log::Operation& operation, Answer* answer);
   // Sets the limits of tasks. All leases, and the clock of a round with enough updates, begin anew. A log is executed
-  // without limits, because it records which tasks ended.
+  // without limits, because the log records which tasks ended.
   void limit(const Limits& limits);
 
   Lock lock;

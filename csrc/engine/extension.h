@@ -1,6 +1,6 @@
-// What a host language may do within a step: rules that are written in it, and state that it keeps. The only
-// implementation is in csrc/bindings. All of it runs before anything has changed. It returns its own changes as a
-// `Change`, which the commit carries out.
+// The interface of rules that are written in a host language, and of the host language's state. csrc/bindings has the
+// only implementation. An extension runs before anything has changed. It returns its own changes as a `Change`, which
+// the commit carries out.
 #pragma once
 
 #include <memory>
@@ -15,14 +15,13 @@
 
 namespace fastagg::engine {
 
-// A change of a pointer, or of a number in memory that the host language also sees. The commit only exchanges values,
-// so it does not call the host language. The old values are released when this object dies, after everything has
-// changed.
+// Changes of pointers, and of numbers, in memory that the host language also sees. The commit only exchanges values, so
+// it does not call the host language. The old values are released when the Change dies, after everything has changed.
 class Change {
  public:
   virtual ~Change() = default;
-  // Changes the next version, of this many elements, before anybody holds it (distillation). May fail, and may add
-  // changes.
+  // Changes the elements of the next version, before anybody else holds that version (distillation). The number is that
+  // of the elements. May fail, and may add changes.
   virtual void finish(const store::Vector&, int64_t) {}
   void commit() noexcept {
     for (auto& [place, value] : pointers) value = __atomic_exchange_n(place, value, __ATOMIC_ACQ_REL);
@@ -40,20 +39,20 @@ struct Findings {
   std::optional<double> norm;  // of the update
   std::optional<double> weight, share;
   std::optional<double> reported_norm, reported_weight;  // for the receipt, if the step uses other values
-  std::optional<double> gain;                            // the factor of clipping that is done already
-  bool drops = false;                                    // the update counts as answered and changes nothing
-  bool waits = false;                                    // it changes only what `change` stores
-  bool finishes = false;                                 // `change` works on the next version
+  std::optional<double> gain;                            // the factor of the clipping that the extension has done
+  bool drops = false;                                    // whether the update counts as answered and changes nothing
+  bool waits = false;                                    // whether only `change` uses the update, and no step
+  bool finishes = false;                                 // whether `change` works on the next version
   int32_t next_steps = 0;                                // the client's next number of local steps; 0: unchanged
-  std::optional<Update> update;                          // the vector to step along, in place of the update
-  store::Owner owner;                                    // of all these
+  std::optional<Update> update;                          // the vector to step along, instead of the update
+  store::Owner owner;                                    // the owner of the vector's memory
   std::unique_ptr<Change> change;
 };
 
 // An update about which the extension is asked, and what it may need. The extension may keep it.
 struct Question {
   ClientId client;
-  int64_t version, now;  // the version it was trained from; the server's
+  int64_t version, now;  // the version that the update was trained from; the server's version
   int32_t local_steps;
   double norm, share;  // the update's norm before clipping; its share in a mean
   int64_t room;        // how many updates make a step, including this one; 0: no buffer
@@ -68,13 +67,13 @@ struct Question {
   store::Owner extra;
 };
 
-// The BatchNorm statistics of an answer: read already, or in a form that only the extension knows. If both are null,
-// the client sent none.
+// The BatchNorm statistics of an answer: `reported`, or `extra` in a form that only the extension knows. If both are
+// null, the client sent none.
 struct Statistics {
   const ReportedStatistics* reported;
   const void* extra;
-  double share;  // in the mean of the statistics
-  double gain;   // the factor of their movement (clipping)
+  double share;  // the answer's share in the mean of statistics
+  double gain;   // the factor of the statistics' change (clipping)
 };
 
 struct Bounds {
@@ -86,7 +85,7 @@ class Extension {
  public:
   virtual ~Extension() = default;
 
-  // Which of the methods below are called. Fixed for a server.
+  // Which of the methods below are called. The choice is fixed for a server.
   struct Callbacks {
     bool prepare = false;     // for every update; otherwise only for one with a control variate or extra data
     bool step = false;        // the optimizer is the extension's
@@ -104,8 +103,8 @@ class Extension {
     std::unique_ptr<Change> change;
   };
   virtual StepResult step(const store::Vector& direction, const store::Vector& model, double lr, int64_t round) = 0;
-  // Returns the statistics after these updates, in order, made a step ("step"), an empty step ("drop") or none
-  // ("keep"). `shares`: those of all updates of a step, including earlier ones (Sums::shares).
+  // Returns the model's statistics after these updates, in order. `outcome`: the updates made a step ("step"), an empty
+  // step ("drop") or no step ("keep"). `shares`: of all updates of a step, including earlier ones (Sums::shares).
   virtual std::unique_ptr<Change> statistics(const std::vector<Statistics>& updates, const std::vector<double>& shares,
                                              const char* outcome) = 0;
   virtual Bounds bounds(const store::Vector& model, const OptimizerState& optimizer) = 0;

@@ -1,6 +1,6 @@
-// The ids of tasks, and the outcomes of the last ones that ended. An id is a number of 63 bits, at least 1. Each life
-// of a server (from one start or load to the next) begins at a random number of 62 bits, and counts up. So two lives
-// with n tasks together share an id with a probability of n / 2^62, which is 2e-9 for 10^10 tasks.
+// The ids of tasks, and the outcomes of the last tasks that ended. An id is a number of 63 bits, at least 1. In each
+// life of a server (from one start or load to the next) ids begin at a random number of 62 bits, and count up. So two
+// lives with n tasks together share an id with a probability of n / 2^62, which is 2e-9 for 10^10 tasks.
 #pragma once
 
 #include <algorithm>
@@ -17,26 +17,26 @@ class Ids {
   // How many lives' ids are recognised as this server's.
   static constexpr size_t kLives = 1024;
 
-  // The end of a task. `packed` holds the version that the server came to and whether the answer changed the model.
-  // Below zero it holds the task's version and why it ended without an answer. A checkpoint stores neither these, nor
-  // the client, nor the age.
+  // The end of a task. `packed` >= 0 holds the server's version after the answer, and whether the answer changed the
+  // model. A negative `packed` holds the task's version, and why the task ended without an answer. A checkpoint stores
+  // no client, no age, and -1 for every negative `packed`.
   enum EndReason { kUnknown, kGivenUp, kLease, kDelay };
   struct EndedTask {
     int64_t id = 0;
     int64_t packed = kUncounted;
-    uint32_t client = 0;  // its mark (Clients::mark); 0: unknown
-    uint32_t age = 0;     // for an answered task: how many versions before that one it was sent
+    uint32_t client = 0;  // the client's mark (Clients::mark); 0: unknown
+    uint32_t age = 0;     // for an answered task: version() minus the version that was sent
     bool counted() const { return packed >= 0; }
     int64_t version() const { return packed >> 1; }
     bool applied() const { return (packed & 1) != 0; }
     int64_t sent() const { return counted() ? version() - age : (-1 - packed) >> 2; }
     EndReason why() const { return static_cast<EndReason>((-1 - packed) & 3); }
   };
-  static constexpr int64_t kUncounted = -1;  // it was forgotten, or its time was over
+  static constexpr int64_t kUncounted = -1;  // the task was forgotten, or its time was over
   static int64_t pack(int64_t version, bool applied) { return version << 1 | static_cast<int64_t>(applied); }
   static int64_t unanswered(int64_t version, EndReason why) { return -1 - (version << 2 | why); }
 
-  // From now on ids are those of the life with this number. It may continue an earlier life.
+  // Begins the life with this number, which may continue an earlier life. The next ids are that life's.
   void begin(uint64_t number) {
     const auto first = static_cast<int64_t>(number >> 1 & kBegins) + 1;
     lives_.reserve(lives_.size() + 1);
@@ -57,7 +57,7 @@ class Ids {
     const size_t needed = std::min(kRemembered, ended_.size() + open + 1);
     if (ended_.capacity() < needed) ended_.reserve(std::min(kRemembered, 2 * needed));
   }
-  // Marks an id as used. It may come from a log that has lost a part.
+  // Marks an id as used. The id may come from a log that has lost a part.
   void use(int64_t id) noexcept {
     for (size_t i = lives_.size(); i-- > 0;)
       if (id >= lives_[i].first && id - lives_[i].next < kGap) {
@@ -80,12 +80,12 @@ class Ids {
       oldest_ = (oldest_ + 1) % kRemembered;
     }
   }
-  // How a task ended, or null if that is not remembered.
+  // Returns the end of a task, or null if it is not remembered.
   const EndedTask* ended(int64_t id) const {
     const auto entry = std::find_if(ended_.begin(), ended_.end(), [&](const EndedTask& task) { return task.id == id; });
     return entry == ended_.end() ? nullptr : &*entry;
   }
-  // The last ended task of a client that was of this version, or its last ended task of all.
+  // Returns the client's last ended task of this version, or of any version if none is given. Null if there is none.
   const EndedTask* last(uint32_t client, std::optional<int64_t> version) const {
     for (size_t i = ended_.size(); i-- > 0;) {
       const EndedTask& task = ended_[(oldest_ + i) % ended_.size()];

@@ -25,8 +25,8 @@ struct Leases {
   struct SentTask {
     double ends;
     int64_t version;
-    int64_t token;  // of the place (clients.h); another one means that the client was forgotten since
-    int32_t place;  // negative: it was forgotten
+    int64_t token;  // the place's token (clients.h); if it differs now, the client was forgotten
+    int32_t place;  // negative: the client was forgotten
   };
   Limits limits;
   double skew = 0.0;         // seconds by which this clock is ahead, for tests
@@ -36,7 +36,7 @@ struct Leases {
   double own_time() const {  // seconds, by this process' clock
     return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
-  double time() const { return limits.expires() ? own_time() : 0.0; }  // without limits nobody uses it
+  double time() const { return limits.expires() ? own_time() : 0.0; }  // without limits the time is not used
   Ids::EndReason why_over(int64_t version, int64_t now) const {
     return version < now - limits.max_delay ? Ids::kDelay : Ids::kLease;
   }

@@ -1,10 +1,11 @@
-// The ledger knows the open tasks of every client (roster.h), until when they last (leases.h), and how the last tasks
-// ended (ids.h). It also knows which versions are kept for open tasks, and in which incarnation of the server every
-// version was made. Every operation takes O(1) time in the number of clients. Besides the roster, memory is 24 bytes
-// for each of the last 16,384 ended tasks and, with a lease, 32 for each task that was sent within the lease's time.
+// The ledger stores the open tasks of every client (roster.h), the ends of their leases (leases.h), and how the last
+// tasks ended (ids.h). It also stores the versions that are kept for open tasks, and the incarnation of the server in
+// which each version was made. Every operation takes O(1) time in the number of clients. Besides the roster, memory is
+// 24 bytes for each of the last 16,384 ended tasks. With a lease, it is also 32 bytes for each task that was sent
+// within the lease's time.
 //
-// Callers use its parts directly. The methods here concern several parts. All that may fail happens before anything
-// changes. `close` and `pass` cannot fail.
+// Callers use the ledger's members directly. Its methods concern several members. A method that fails has changed
+// nothing. `close` and `pass` cannot fail.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +24,15 @@ namespace fastagg::engine {
 
 class Archive;
 
-constexpr int64_t kLastSent = INT64_MIN;  // as a version: the one that the client was sent last
+constexpr int64_t kLastSent = INT64_MIN;  // as a version: the version that the client was sent last
 constexpr int64_t kNoTask = 0;            // as an id: no task
 
 struct Incarnations {
   std::vector<std::pair<int64_t, uint64_t>> all;  // (first version, number)
 
   uint64_t of(int64_t version) const;
-  // From this version on, versions belong to the incarnation with this number. Forgets earlier ones that have no
-  // version from `oldest` on. The caller has made room.
+  // From this version on, versions belong to the incarnation with this number. Forgets incarnations that only have
+  // versions before `oldest`. The caller has made room in `all`.
   void begin(int64_t version, uint64_t number, int64_t oldest) noexcept;
 };
 
@@ -43,7 +44,7 @@ class Ledger {
 
   int64_t now = 0;      // the version t: counts all steps of the model, including those that left it unchanged
   int64_t steps = 0;    // the optimizer's steps
-  int64_t offset = -1;  // of the last answer that stated one, in the queue that answers are read from; -1: none has
+  int64_t offset = -1;  // the last one that an answer stated, in the queue that answers are read from; -1: none
   Roster roster;
   KeptVersions kept;
   Leases leases;
@@ -51,13 +52,13 @@ class Ledger {
   Incarnations incarnations;
   Participation participation;
 
-  // The place of a known client. Throws Refusal, kUnknownClient.
+  // Returns the place of a known client. Throws Refusal, kUnknownClient.
   int64_t place_of(const ClientId& id) const;
-  // The task that an answer refers to.
+  // A task that an answer refers to.
   struct TaskReference {
     int64_t client;  // the place of the client's record; its number if clients are numbered
     int64_t version;
-    int32_t local_steps;  // that the client was told to take; 0: not told
+    int32_t local_steps;  // how many the client was told to take; 0: not told
     int64_t id;
   };
   // With a task's id, only that task is found. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
@@ -65,8 +66,8 @@ class Ledger {
   TaskReference find(const ClientId& id, int64_t version, int64_t task = kNoTask) const;
 
   // Records that `id` was sent that version with so many local steps. Sending a version twice makes one task, with the
-  // values of the last time. `task`: its id, if a log states it. Returns the place of the client's record. Throws
-  // Refusal, kBusy, beyond a limit.
+  // values of the last time. `task`: the task's id, if a log states it. Returns the place of the client's record.
+  // Throws Refusal, kBusy, beyond a limit.
   int64_t send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& data,
                int64_t task = kNoTask);
   // The id of the task that sending this version makes.
@@ -74,14 +75,15 @@ class Ledger {
 
   // Ends a task. `outcome`: the outcome of its answer (Ids::pack), or why it ended without one (Ids::unanswered).
   void close(int64_t place, int64_t version, int64_t outcome) noexcept;
-  void forget(const ClientId& id);  // ends its tasks and removes it
+  void forget(const ClientId& id);  // ends the client's tasks and removes the client
 
   // The next overdue entry, in order of time: a task whose lease is over or whose version is too old, or a client
-  // without an open task that was sent nothing for the lease's time. `pass` ends it and goes on to the next one.
+  // without an open task that was sent nothing for the lease's time. `pass` ends the task, or forgets the client, and
+  // goes on to the next entry.
   struct OverdueTask {
     ClientId client;
     int64_t version;
-    bool ends, forgets;  // whether the task ends, and the client is forgotten. Neither: both are gone already
+    bool ends, forgets;  // whether the task ends, and the client is forgotten. Both false: both are gone already
   };
   std::optional<OverdueTask> overdue() const;
   void pass(const OverdueTask& overdue) noexcept;
@@ -90,8 +92,8 @@ class Ledger {
   // Begins all leases anew, under the current limits.
   void renew();
 
-  // From this version on, versions belong to the incarnation with this number. Incarnations before it are forgotten
-  // when none of their tasks is open.
+  // From this version on, versions belong to the incarnation with this number. Earlier incarnations are forgotten when
+  // none of their tasks is open.
   void begin_incarnation(int64_t version, uint64_t number);
 
   // The state as columns, with a row for each known client and one for each open task.
@@ -105,7 +107,7 @@ class Ledger {
     int64_t offset = -1;
     std::vector<std::pair<int64_t, store::Vector>> versions;
 
-    // `numbered`: whether clients are. `size`: elements of a version.
+    // `numbered`: whether clients are numbered. `size`: the elements of a version.
     void fields(Archive& archive, bool numbered, int64_t size);
   };
   State state() const;

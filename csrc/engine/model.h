@@ -13,16 +13,16 @@ namespace fastagg::engine {
 
 class Model {
  public:
-  // The form in which clients are sent this version. It is made for the first client, and shared by all.
+  // A form in which clients are sent this version. The form is made for the first such client, and shared by all.
   struct SentModel {
     store::Vector model;
-    std::shared_ptr<store::Encoded> encoded;  // from which the model was decoded; null: the model is the version itself
+    std::shared_ptr<store::Encoded> encoded;  // `model` was decoded from it; null: `model` is the version itself
   };
 
   explicit Model(store::Vector first) : current(std::move(first)) {}
   store::Vector current;
   store::Owner state;             // the extension's state of the model besides its vector: running statistics
-  double bound = 0.0;             // on the magnitudes of its elements
+  double bound = 0.0;             // A bound on the magnitudes of `current`'s elements.
   bool shared = false;            // whether somebody may hold this version
   std::map<int, SentModel> sent;  // by format: the forms in which this version was sent; kAsItIs is a look-ahead
 

@@ -1,5 +1,5 @@
-// The open tasks, by the place of their client: 8 bytes for each place and 40 for each open task. And the data of
-// versions that is kept for them.
+// The open tasks, by the place of their client, and the versions that are kept for open tasks. A place takes 8 bytes,
+// an open task 40.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct OpenTask {
   int64_t version, id;
   int32_t local_steps;
   int32_t next;
-  double ends;   // the end of its lease
+  double ends;   // the end of the task's lease, in seconds
   int64_t last;  // only in a client's first open task: the version that the client was sent last
 };
 

@@ -18,10 +18,10 @@ struct OptimizerSettings {
   bool bias_correction = false;
   bool coded = false;  // moments in 8 bits
   double eps_root = 0.0, weight_decay = 0.0;
-  bool decoupled = false;   // weight decay on the model, not on the direction
-  double initial = 0.0;     // of v and vhat
-  int64_t period = 1;       // of a delayed momentum, in steps
-  bool look_ahead = false;  // clients are sent x + lr*beta1*m
+  bool decoupled = false;   // whether weight decay is on the model, not on the direction
+  double initial = 0.0;     // the first value of v and vhat
+  int64_t period = 1;       // the period of a delayed momentum, in steps
+  bool look_ahead = false;  // whether clients are sent x + lr*beta1*m
 
   double drag() const { return decoupled ? 0.0 : weight_decay; }
   double keep(double rate) const { return decoupled ? 1.0 - rate * weight_decay : 1.0; }
@@ -31,15 +31,16 @@ struct OptimizerSettings {
 // period; 0: none.
 Hyper hyper_of(const OptimizerSettings& settings, double lr, double round);
 
-// Takes the client's place in the key of moments' rounding, so that it differs from the keys of clients' rows.
+// Stands for a client in the key of moments' rounding, so that the key differs from the keys of clients' rows.
 constexpr uint32_t kServer = ~uint32_t{0};
-// The same for models sent to clients, for a version in bf16, and for its look-aheads.
+// The same in the keys for rounding models that are sent, versions in bf16, and look-aheads.
 constexpr uint32_t kDownloads = kServer - 1, kVersions = kServer - 2, kLookAheads = kServer - 3;
 
-// Sets the model that an optimizer reads and the one that it writes. The key is that of rounding to bf16.
+// Sets the model that an optimizer reads, and the model that it writes. `key` is for rounding to bf16.
 void set_model(Optimizer& optimizer, const store::Vector& x, const store::Vector& x_out, const RandomKey& key);
 
-// The addresses of m, v and vhat for a kernel, null if the optimizer has none. With `units` they are in 8 bits.
+// The addresses of m, v and vhat for a kernel. A moment that the optimizer does not have is null. If `units` is not
+// null, the moments are in 8 bits.
 Moments moments_of(const std::array<float*, 3>& all, float* units, int64_t size, const RandomKey& key);
 
 class OptimizerState {
@@ -56,10 +57,10 @@ class OptimizerState {
   std::vector<Moment> moments() const;
   int64_t nbytes() const;
 
-  // A bound on how much a step with this lr adds to an element, and in `bounds` the bounds of moments afterwards. The
-  // direction's elements are at most d. `along`: the bound of a step along the direction itself.
+  // Returns a bound on how much a step with this lr adds to an element. Sets `bounds` to the bounds of moments after
+  // the step. The direction's elements are at most d. `along`: the bound of a step along the direction itself.
   double growth(double lr, double d, double along, MomentBounds& bounds) const;
-  MomentBounds measured() const;  // from the moments, which must be in host memory
+  MomentBounds measured() const;  // bounds of the moments, which must be in host memory
 
   // The factor of m, a vector of fp32, in the look-ahead that clients are sent.
   double ahead() const { return settings.look_ahead ? settings.lr * settings.beta1 : 0.0; }

@@ -2,8 +2,8 @@
 // update, a model, a leaf's sum, a record of the log), the policy limits how often a client counts in a step, over
 // steps, and in all. `dispatch` checks it first, so that nobody trains in vain. Every answer is checked again.
 //
-// It outlives the ledger's record of a client, so an id that was forgotten and comes back is the same client. It takes
-// 41 bytes for each numbered client that ever answered, and nothing in a server without limits.
+// The counts outlive the ledger's record of a client, so an id that was forgotten and comes back is the same client.
+// They take 41 bytes for each numbered client that ever answered, and nothing in a server without limits.
 #pragma once
 
 #include <vector>
@@ -22,10 +22,10 @@ class Participation {
   };
   Policy policy;
 
-  // Throws Refusal, kTooSoon: another answer of this client could not count. `step` is the number of steps so far,
-  // `version` the model's, which also moves on at the end of a round without a step.
+  // Throws Refusal, kTooSoon, if another answer of this client could not count. `step` is the number of steps so far.
+  // `version` is the model's version, which also grows at the end of a round without a step.
   void check(const ClientId& id, int64_t step, int64_t version) const;
-  // The client's place in the counts, which is added if it is new. It may allocate, so call it before anything changes.
+  // Returns the client's place in the counts, and adds a new client. May allocate, so call it before anything changes.
   int64_t place_for(const ClientId& id);
   // Counts an answer.
   void count(int64_t place, int64_t step, int64_t version) noexcept {
@@ -48,8 +48,8 @@ class Participation {
 
  private:
   struct ParticipationEntry {
-    int64_t step = 0, version = -1;  // those of its last counted answer
-    int64_t in_step = 0, times = 0;  // counted answers in that version, and in all
+    int64_t step = 0, version = -1;  // at the client's last counted answer
+    int64_t in_step = 0, times = 0;  // the number of counted answers in `version`, and in all
   };
   Clients clients_;
   std::vector<ParticipationEntry> entries_;  // by place

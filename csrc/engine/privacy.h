@@ -1,6 +1,6 @@
 // The noise of a buffer that hides single clients: its key, its size, and the norm to which updates are clipped.
 //
-// A step's noise follows from a secret key, and from the number and incarnation of the version that it makes. A
+// A step's noise follows from a secret key, and from the number and incarnation of the version that the step makes. A
 // replayed log has the same incarnations, so the same steps have the same noise. Loading a state begins a new
 // incarnation, so a version that is made a second time has new noise, whatever its updates are.
 #pragma once
@@ -28,7 +28,7 @@ class Privacy {
   const Setting setting;
   double clip() const { return clip_; }
   void set_key(const ChaChaKey& key) { key_ = key; }
-  // A fingerprint of the key. It only shows whether another key is the same.
+  // A fingerprint of the key, which only shows whether another key is the same.
   int64_t key_id() const;
 
   // Derives the key of the step that makes this version.
@@ -36,7 +36,7 @@ class Privacy {
   // Plans the noise of a step along the sum of these updates and earlier ones.
   void plan(const Contributions& contributions, bool steps, int64_t count);
   Noise noise(double divisor) const;
-  double bound(double divisor) const;  // on the elements of the noise of a mean
+  double bound(double divisor) const;  // a bound on the elements of a mean's noise
   void commit(bool stepped) noexcept;
   void fields(Archive& archive);
   int64_t nbytes() const { return static_cast<int64_t>(sums_.size()) * size_ * 4; }

@@ -1,13 +1,13 @@
-// Keeps a sum over rows, which every arrival changes, from drifting. It recomputes the sum exactly, little by little.
-// The cost is the same at every arrival, for any number of rows.
+// Keeps a sum over rows, which every arrival changes, from drifting. The sum is recomputed exactly, some blocks at a
+// time. The cost is the same at every arrival, for any number of rows.
 //
-// Every block of 1,024 elements is recomputed once in four arrivals per row. Each arrival adds 16 rows to a shadow in
-// double. When all rows are in it, it replaces the block of the sum. A row that changes in between changes the shadow,
-// too. A block's turn follows from its place and the number of rows alone, and turns are spread evenly over the
-// arrivals.
+// With n rows, every block of 1,024 elements is recomputed once in 4n arrivals. Each arrival adds 16 rows to the
+// block's shadow, a sum in double. When all rows are in the shadow, the shadow replaces the block of the sum. A row
+// that changes before that changes the shadow, too. A block's turn follows from its place and the number of rows alone.
+// Turns are spread evenly over the arrivals.
 //
-// Each arrival reads a quarter of a row, and a 128th of a row to follow the row that changed. Shadows take an eighth of
-// a byte per parameter, in memory that grows and does not move.
+// Each arrival reads a quarter of a row for new rows, and a 128th of a row for the row that changed. Shadows take an
+// eighth of a byte per parameter. Their memory grows, and never moves.
 #pragma once
 
 #include <memory>
@@ -20,19 +20,19 @@
 
 namespace fastagg::engine {
 
-constexpr int64_t kResummationCycle = 4;  // number of updates per row in which every block has its turn
+constexpr int64_t kResummationCycle = 4;  // in so many arrivals per row every block is recomputed once
 
 class Resummation {
  public:
   // `memory`: where the rows are. `owner` keeps them alive.
   Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner);
 
-  // Makes room for the flights that this arrival begins.
+  // Makes room for the blocks whose recomputation this arrival begins.
   void begin(int64_t arrival);
-  // Removes a row's weight from the sum before the row is written, and adds it again afterwards.
+  // `leaves` subtracts the row from shadows before the row is written. `enters` adds the new row afterwards.
   void leaves(Runner& runner, int64_t slot, float weight);
   void enters(Runner& runner, int64_t slot, float weight);
-  // Adds 16 rows more, and finishes complete blocks. `weights`: those of the rows as they are now.
+  // Adds 16 more rows to each shadow, and finishes complete blocks. `weights`: the present weights of the rows.
   void advance(Runner& runner, const float* weights, float* sum);
   void put() noexcept;
   void cancel() noexcept;
@@ -55,7 +55,7 @@ class Resummation {
   int64_t blocks_, cycle_;
   std::shared_ptr<store::Memory> memory_;
   store::Owner owner_;
-  std::vector<store::Vector> arenas_;  // of shadows
+  std::vector<store::Vector> arenas_;  // the memory of shadows
   int64_t capacity_ = 0;
   std::vector<double*> free_;
   std::vector<Flight> flights_;

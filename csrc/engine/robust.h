@@ -18,11 +18,12 @@ struct RobustSetting {
   double smoothing = 0.0, radius = 0.0;
 };
 
-// A rule combines element by element, or gives every update a share. The other function is null.
+// A rule combines updates element by element (`combining`), or gives every update a share (`shares`). The other
+// function is null.
 struct RobustRule {
   const char* name;
-  std::vector<std::string> settings;               // names of the settings that it uses
-  int64_t (*least)(const RobustSetting& setting);  // how many updates it needs
+  std::vector<std::string> settings;               // names of the settings that the rule uses
+  int64_t (*least)(const RobustSetting& setting);  // how many updates the rule needs
   CombineSetting (*combining)(const RobustSetting& setting, int64_t count);
   std::vector<double> (*shares)(const RobustSetting& setting, const std::vector<WeightedUpdate>& held, int64_t size,
                                 Runner& runner);
@@ -31,11 +32,11 @@ const std::vector<RobustRule>& robust_rules();
 
 class RobustCombiner : public Combiner {
  public:
-  // Throws Refusal, kSetting: there is no such rule.
+  // Throws Refusal, kSetting, if there is no such rule.
   RobustCombiner(const std::string& rule, const RobustSetting& setting);
-  // Throws Refusal, kSetting: there are too few updates, or too many.
+  // Throws Refusal, kSetting, if there are too few updates, or too many.
   void check(int64_t count) const;
-  // Throws as `check`.
+  // Throws as `check` does.
   std::vector<double> weigh(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner,
                             float* weights) const override;
   CombineSetting how(int64_t count) const override;
@@ -45,8 +46,8 @@ class RobustCombiner : public Combiner {
   RobustSetting setting_;
 };
 
-// The squared distances of all updates, [count, count]. If two are so near that products would lose their distance, it
-// is summed directly. On the diagonal are the squares of the updates' norms.
+// Returns the squared distances of all pairs of updates, [count, count]. The diagonal has the squares of the updates'
+// norms. A distance that is too small to be exact from products is summed directly.
 std::vector<double> squared_distances(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner);
 
 }  // namespace fastagg::engine

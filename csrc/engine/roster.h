@@ -1,6 +1,6 @@
-// The clients that a server knows: the place of each, its open tasks, and the local steps for its next task. Memory:
-// for each client 8 bytes and its id (clients.h), 40 for each open task, and 4 for each client if clients are told how
-// many steps to take.
+// The clients that a server knows: the place of each client, its open tasks, and the local steps for its next task. A
+// client takes 8 bytes and its id (clients.h), and 4 bytes more if clients are told how many steps to take. An open
+// task takes 40 bytes.
 #pragma once
 
 #include <vector>
@@ -21,8 +21,8 @@ class Roster {
   int64_t known = 0;  // number of clients that were sent a model and not forgotten
 
   int64_t place_for(const ClientId& id);           // creates the place for a new client
-  std::vector<int64_t> owed(int64_t place) const;  // the versions of its open tasks
-  // Throws Refusal, kTooSoon: it has an open task of another version, whose answer may come at any time.
+  std::vector<int64_t> owed(int64_t place) const;  // the versions of the client's open tasks
+  // Throws Refusal, kTooSoon, if the client has an open task of another version, whose answer may come at any time.
   void check_alone(const ClientId& id, int64_t version) const;
   // Whether the client of that task still has its place. `is_known` comes first, because a place without a client has
   // no token.
@@ -30,10 +30,10 @@ class Roster {
     return due_task.place >= 0 && tasks.is_known(due_task.place) && clients.token(due_task.place) == due_task.token;
   }
 
-  // The local steps for the next task of `id`: its own number if one was set, otherwise `usual`.
+  // The local steps for the next task of `id`: the client's own number if one was set, otherwise `usual`.
   int32_t local_steps(const ClientId& id, int32_t usual) const;
   int32_t next_steps(int64_t place) const { return steps_.empty() ? 0 : steps_[static_cast<size_t>(place)]; }
-  // Makes room for clients' local steps. Without it `tell_next` does nothing.
+  // Makes room for clients' local steps. Without that room `tell_next` does nothing.
   void tells_steps() {
     if (steps_.empty()) steps_.resize(static_cast<size_t>(tasks.places()), 0);
   }

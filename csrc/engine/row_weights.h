@@ -1,4 +1,4 @@
-// The weights of clients' rows in their sum, and when they expire (ACED).
+// The weights of clients' rows in the sum of rows, and when rows leave the sum (ACED).
 #pragma once
 
 #include <unordered_map>
@@ -14,12 +14,12 @@ class RowWeights {
  public:
   explicit RowWeights(int64_t clients) : shares(static_cast<size_t>(clients)), weights(shares.size()) {}
 
-  std::vector<float> shares, weights;  // of rows that have come, and of those in the sum; 0 for the others
+  std::vector<float> shares, weights;  // by client: of rows that have come, and of rows in the sum; otherwise 0
   int64_t arrivals = 0, heard = 0;
-  double row_bound = 0.0;  // on the elements of rows
+  double row_bound = 0.0;  // a bound on the elements of rows
   int64_t clients() const { return static_cast<int64_t>(shares.size()); }
 
-  // Clients whose rows leave or re-enter the sum, in order, and the changes of their weights from or to 0.
+  // Clients whose rows leave or re-enter the sum, in order, each with the change of the row's weight from or to 0.
   using Terms = std::vector<std::pair<int64_t, float>>;
 
   // The weights after the next update.
@@ -32,15 +32,15 @@ class RowWeights {
     double row_bound = 0.0, peak = 0.0;
   };
   PlannedWeights next;
-  // `enters`: the client's row is recent enough for the sum.
+  // `enters`: whether the client's row is recent enough for the sum.
   void plan(int64_t client, double share, bool enters);
-  // A bound on the mean's elements, from bounds of rows and of the sum. `direct`: the sum is always recomputed.
+  // A bound on the mean's elements, from bounds of rows and of the sum. `direct`: whether the sum is always recomputed.
   double bound(double of_rows, double of_sum, bool direct);
-  // Whether the sum was so much heavier before that its old rounding errors are no longer small.
+  // Whether the sum was so much heavier before that its old rounding errors are now too large.
   bool fell() const;
   void put() noexcept;
   void take_back() noexcept;         // undoes `put`
-  void commit(bool whole) noexcept;  // `whole`: the sum was recomputed
+  void commit(bool whole) noexcept;  // `whole`: whether the sum was recomputed
   void fields(Archive& archive);
   void fields_of_totals(Archive& archive, bool resums);  // the last fields
   int64_t nbytes() const { return 2 * clients() * static_cast<int64_t>(sizeof(float)); }
@@ -54,18 +54,18 @@ class RowWeights {
   double lightest_ = 0.0, heaviest_ = 0.0;  // the least and the largest share that clients have had
 };
 
-// The age of each client's information. A row leaves the sum when it is too old, and returns when its client is sent a
-// model, or answers.
+// The age of each client's information. A client's row leaves the sum when the information is too old. The row returns
+// when the client is sent a model, or answers.
 class Freshness {
  public:
-  // `max_delay`: the most versions that a row may be old. `by_dispatch`: a client is as fresh as the last model that it
-  // was sent, otherwise as its row. `full`: no step until all clients have answered.
+  // `max_delay`: the largest age of a row in the sum, in versions. `by_dispatch`: ages count from the last model that a
+  // client was sent; otherwise from the version of its row. `full`: no step is made until all clients have answered.
   Freshness(RowWeights& of, int64_t max_delay, bool by_dispatch, bool full);
-  // The first is called before a client is sent a version, and may fail. The second is called afterwards.
+  // `before_sending` is called before a client is sent a version, and may fail. `sent` is called afterwards.
   void before_sending(int64_t version);
   void sent(int64_t client, int64_t version) noexcept;
-  // Plans which rows leave and return with this update, in `next.terms`. False: the client's own row is too old to
-  // enter.
+  // Plans which rows leave and return with this update, in `next.terms`. Returns false if the client's own row is too
+  // old to enter the sum.
   bool plan(const Contribution& contribution);
   void commit(const Contribution& contribution) noexcept;
   void fields(Archive& archive);
@@ -80,7 +80,7 @@ class Freshness {
   const bool by_dispatch_, full_;
   std::vector<int64_t> begun_;                             // by client: the version of its information
   std::unordered_map<int64_t, std::vector<int64_t>> due_;  // by version: clients that may leave once it is too old
-  int64_t expired_ = 0, expired_next_ = 0;                 // versions below it have been looked at
+  int64_t expired_ = 0, expired_next_ = 0;                 // versions below `expired_` have been checked
   int64_t due_count_ = 0;
   std::vector<int64_t> back_;  // clients that were sent a model while out of the sum
 };

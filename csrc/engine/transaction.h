@@ -1,6 +1,6 @@
 // A change of a server by answers, or by the end of a round. `Transaction::execute` alone defines the order of the
-// stages. Three kinds of transactions fill them in: one answer, a batch of answers in one pass, and the end of a round.
-// Each kind defines every stage, even one without work.
+// stages. Three kinds of transactions define the stages: one answer, a batch of answers in one pass, and the end of a
+// round. Each kind defines every stage, even one without work.
 //
 //     find       the tasks, their shares and weights
 //     inspect    the updates' bytes are read once: finite, norm; the log's records are made
@@ -39,25 +39,25 @@ struct PendingAnswer {
   log::RecordList record;
   store::Vector base;
   double norm = 0.0;
-  std::vector<int64_t> participants;  // where its clients are counted; empty: they are not
-  bool counts = true;                 // no rule has dropped it
-  bool is_misformed = false;          // it looks as if it had another form than its sender states
+  std::vector<int64_t> participants;  // the counts of the answer's clients (participation.h); empty: not counted
+  bool counts = true;                 // false: a rule has dropped the answer
+  bool is_misformed = false;          // whether the answer looks like another form than its sender states
 };
 
 // The plan of a step.
 struct Step {
-  bool planned = false;   // the direction has a plan
-  bool has_run = false;   // its kernels have been called
-  bool finishes = false;  // the host language works on the next version, and may fail
+  bool planned = false;   // whether the direction has a plan
+  bool has_run = false;   // whether the plan's kernels have been called
+  bool finishes = false;  // whether the host language works on the next version, which may fail
   Outcome outcome = Outcome::kKept;
   double lr = 0.0;
   store::Vector next;  // the next version; none: the step is in place
-  store::Vector sum;   // its memory may become the next version's
+  store::Vector sum;   // the planned sum, whose memory may become the next version's
   Optimizer kernel;
   std::optional<OptimizerState> moments;  // a copy of the optimizer, if the real one must not change yet
   Bounds bounds;
   std::unique_ptr<Change> change, statistics;  // made by the extension
-  log::RecordList record;                      // of the end of a round
+  log::RecordList record;                      // the record of a round's end
 };
 
 // Memory that transactions reuse.
@@ -102,8 +102,8 @@ class Stages {
 
 class Transaction : protected Stages {
  public:
-  // Carries out the change. False: nothing has changed, because there is nothing to do, or not all answers of a batch
-  // are valid. Throws Refusal, or the extension's exception, with nothing changed.
+  // Carries out the change. Returns false, with nothing changed, if there is nothing to do or if an answer of a batch
+  // is not valid. Throws Refusal, or the extension's exception, with nothing changed.
   bool execute();
 
  protected:
@@ -144,19 +144,20 @@ class AnswerTransaction final : public Transaction {
   bool reads_once_ = false;
 };
 
-// As many trained models or updates as the buffer has room for, in one pass.
+// Takes several trained models or updates in one pass, at most as many as the buffer has room for.
 class BatchTransaction final : public Transaction {
  public:
   // How many of these answers, from the first on, one pass can take.
   static size_t capacity(const Core& core, const Answer* answers, size_t count);
 
   BatchTransaction(Core& core, Answer* answers, size_t count) : Transaction(core), answers_(answers), count_(count) {}
-  // How many answers counted, after `execute`. If it returned false: how many, from the first on, may be tried again.
+  // After `execute`: how many answers counted. If `execute` returned false: how many of the first answers may be tried
+  // again together.
   size_t fit() const { return fit_; }
 
  private:
   bool find() override;
-  void inspect() override {}  // `read` does it, in the pass that adds
+  void inspect() override {}  // `read` inspects the updates, in the pass that adds them
   void prepare() override {}  // a batch has no answers that the extension prepares
   bool plan() override;
   bool read() override;
@@ -170,7 +171,7 @@ class BatchTransaction final : public Transaction {
 
 class RoundEndTransaction final : public Transaction {
  public:
-  // `recorded`: in a recovery, the outcome that it must have.
+  // `recorded`: in a recovery, the outcome that the round's end must have. Otherwise null.
   RoundEndTransaction(Core& core, Receipt& receipt, const log::RecordFields* recorded = nullptr)
       : Transaction(core), receipt_(receipt), recorded_(recorded) {}
 
