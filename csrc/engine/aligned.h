@@ -1,5 +1,5 @@
-// Every update is a step of its own, whose tensors are first turned towards the optimizer's momentum (HeLoCo, arXiv
-// 2606.00271, Algorithm 2).
+// Every update is a step of its own. The update's tensors are first turned towards the optimizer's momentum (HeLoCo,
+// arXiv 2606.00271, Algorithm 2).
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// A row per client and the sum of the rows (ACE, ACED). Or only the sum, if clients keep their rows and send
-// differences.
+// The directions that sum over all clients. AllClients has a row for each client and the sum of the rows (ACE, ACED).
+// Differences has only the sum.
 #pragma once
 
 #include <memory>
@@ -15,14 +15,14 @@ class AllClients : public DirectionState, public RowKeeper {
  public:
   struct Setting {
     int64_t clients;
-    bool full;                // no step until all clients have answered
-    bool direct;              // the sum is recomputed for every update
-    int64_t max_delay = -1;   // ACED: the most versions that a row's information may be old; negative: no limit
-    bool by_dispatch = true;  // ACED: freshness is that of the last model sent to the client; false: that of its row
+    bool full;                // whether no step is made until all clients have answered
+    bool direct;              // whether the sum is recomputed for every update
+    int64_t max_delay = -1;   // ACED: the largest age of a row's information, in versions; negative: no limit
+    bool by_dispatch = true;  // ACED: ages count from the last model sent to the client; false: from its row
     uint64_t seed = 0;
     float* sum = nullptr;
   };
-  // `resummation`: recomputes the sum little by little; may be null.
+  // `resummation` recomputes the sum block by block. It may be null.
   AllClients(double sign, const Setting& setting, const Rows& rows, std::shared_ptr<Resummation> resummation);
   Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
@@ -53,10 +53,11 @@ class AllClients : public DirectionState, public RowKeeper {
   Update mean_;
 };
 
-// The sum alone. Clients keep their rows, and send the differences between them.
+// A direction that stores only the sum of all rows. Each client keeps its own row, and sends its new row minus its
+// previous one.
 class Differences : public DirectionState, public RowKeeper {
  public:
-  // `full`: no step until all clients have answered.
+  // `full`: whether no step is made until all clients have answered.
   Differences(double sign, int64_t clients, bool full, float* sum);
   Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;

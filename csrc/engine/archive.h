@@ -1,5 +1,5 @@
-// Saves and loads states. A state lists its fields once, in one function, and an archive reads or writes them. So
-// saving and loading cannot differ.
+// Saves and loads states. A state lists its fields once, in one function, and an archive reads or writes those fields.
+// So saving and loading cannot differ.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ class Archive {
 
   virtual void field(const char* name, int64_t& value) = 0;
   virtual void field(const char* name, double& value) = 0;
-  // The length of these vectors follows from the server's settings.
+  // The lengths of the next two vectors follow from the server's settings.
   virtual void field(const char* name, std::vector<int64_t>& values) = 0;
   virtual void field(const char* name, std::vector<float>& values) = 0;
-  // These may have any length.
+  // The following lists may have any length.
   virtual void column(const char* name, std::vector<int64_t>& values) = 0;
   virtual void list(const char* name, std::vector<int64_t>& values) = 0;
   virtual void list(const char* name, std::vector<std::pair<int64_t, int64_t>>& values) = 0;
@@ -35,10 +35,10 @@ class Archive {
   virtual void list(const char* name, std::vector<Entry>& values) = 0;
   virtual void clients(const char* name, std::vector<ClientId>& ids, bool numbered) = 0;
   virtual void group(const char* name, const std::function<void(Archive&)>& fields) = 0;
-  // A vector of a server with `size` elements. An empty one is not saved. Loading copies into `vector`, whose memory
-  // must be allocated, and returns whether the state had one.
+  // A server's vector with `size` elements, which is saved if `there`. Loading copies into `vector`, whose memory must
+  // be allocated. Returns whether the state has the vector.
   virtual bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) = 0;
-  // Versions by number. Loaded ones are in the server's own memory.
+  // Versions by number. Loaded versions are in the server's own memory.
   virtual void vectors(const char* name, std::vector<std::pair<int64_t, store::Vector>>& all, int64_t size) = 0;
   // Waiting updates, in the form in which they came.
   virtual void held(const char* name, std::vector<HeldUpdate>& updates) = 0;

@@ -14,7 +14,7 @@ class CalibratedDirection : public DirectionState, public RowKeeper {
  public:
   struct Setting {
     int64_t clients, capacity;
-    bool from_start;  // a client that answers again in a round is calibrated with its row from the round's start
+    bool from_start;  // whether a client's second answer in a round is calibrated with its row from the round's start
   };
   CalibratedDirection(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
                       std::shared_ptr<Resummation> resummation);
@@ -40,7 +40,7 @@ class CalibratedDirection : public DirectionState, public RowKeeper {
   uint64_t seed_;
   float *sum_, *acc_;
   std::shared_ptr<Resummation> resummation_;
-  std::vector<int32_t> slots_;      // by client: its row at the start of the round; negative: none
+  std::vector<int32_t> slots_;      // by client: the slot of its row at the start of the round; negative: none
   std::vector<FreshUpdate> fresh_;  // rows of this round, in the order of the clients' first updates
   std::vector<int32_t> free_;
   std::vector<float> weights_;  // of slots, in the sum

@@ -1,7 +1,7 @@
 // The device on which a server's kernels run. A server on the CPU has none.
 //
-// All work for an arrival, including the host language's own, is issued between `begin` and `end`, and runs after all
-// earlier work. Kernels are only collected until `launch`.
+// All work for an arrival, including the host language's work, is issued between `begin` and `end`, and runs after all
+// earlier work. Kernels are only collected until `launch` starts them.
 #pragma once
 
 #include <memory>
@@ -19,13 +19,14 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual void begin() = 0;
-  virtual void end() noexcept = 0;  // drops what was not launched
+  virtual void end() noexcept = 0;  // drops kernels that were not launched
   virtual void follow() = 0;
   virtual void settle() noexcept = 0;  // waits for all work
   virtual void hold(const store::Owner& owner) = 0;
-  // Prepares the data that kernels need, and starts all of them. If the first one does not start, nothing has changed.
+  // Prepares the data that the collected kernels need, and starts all of them. If the first kernel does not start,
+  // nothing has changed.
   virtual void launch() = 0;
-  // Loads the kernels of an optimizer and a direction, so that the first arrival need not.
+  // Loads the kernels of an optimizer and a direction in advance, so that the first arrival is not slow.
   virtual void load(const Optimizer& optimizer, const DirectionState& direction) = 0;
   virtual std::unique_ptr<Inspector> inspector(const Settings& settings, const DirectionState& direction) = 0;
 };
@@ -37,7 +38,7 @@ struct Place {
   std::shared_ptr<Device> device;  // null: the CPU
 };
 
-// A scope for work on a device: it comes after all earlier work, and its end is marked.
+// A scope for work on a device: the work between Device::begin and Device::end. On the CPU it does nothing.
 class InOrder {
  public:
   explicit InOrder(const Place& place) : device_(place.device.get()) {

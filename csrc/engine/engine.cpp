@@ -12,7 +12,7 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kOverdueAtATime = 8;  // limits the time that one call takes
+constexpr int64_t kOverdueAtATime = 8;  // how many overdue tasks one call ends, which limits the call's time
 
 log::Operation operation_of(log::OperationKind kind, const ClientId& client, int64_t version) {
   log::Operation made;
@@ -230,7 +230,7 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
   return result;
 }
 
-// Takes as many answers as one pass can, at least one.
+// Takes as many answers as one pass can take, at least one. Returns how many.
 size_t Engine::take(Answer* answers, size_t count) {
   for (size_t group = BatchTransaction::capacity(*this, answers, count); group > 0;) {
     BatchTransaction batch(*this, answers, group);
@@ -283,7 +283,7 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
     case log::kAnswer: {
       const int64_t before = misformed;
       AnswerTransaction(*this, *answer).execute();
-      misformed = before, last_misformed = nullptr;  // it was reported when it first came
+      misformed = before, last_misformed = nullptr;  // the answer was reported when it first came
       return;
     }
     case log::kDispatch:

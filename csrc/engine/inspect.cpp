@@ -1,4 +1,5 @@
-// The stages of an answer before its step is planned: its task, its bytes, its norm and its weight. Each may refuse it.
+// The stages of an answer before its step is planned. They find its task, read its bytes, and compute its norm and its
+// weight. Each stage may refuse the answer.
 #include <algorithm>
 #include <cmath>
 
@@ -8,7 +9,7 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // limits the memory for the versions of their updates
+constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // in updates; limits the memory for the updates' versions
 
 void weigh(const Core& of, PendingAnswer& pending) {
   Contribution& brings = pending.brings;
@@ -20,7 +21,7 @@ void weigh(const Core& of, PendingAnswer& pending) {
     pending.counts = false;
 }
 
-// An answer's weight in a mean.
+// Returns an answer's weight in a mean.
 double share_of(const Settings& settings, const Answer& answer) {
   if (answer.kind == Answer::kSum || !settings.weighs_by_samples) return 1.0;
   if (std::isnan(answer.samples))
@@ -74,7 +75,7 @@ void Stages::find_task(PendingAnswer& pending) {
   brings.share = share_of(core_.settings, answer);
   brings.count = answer.count;
   brings.total = answer.total;
-  pending.counts = brings.share > 0.0 || sums;  // without samples it only takes a place in a round
+  pending.counts = brings.share > 0.0 || sums;  // an answer without samples only takes a place in a round
   if (!core_.prepares(answer)) weigh(core_, pending);
 }
 
@@ -87,8 +88,8 @@ void Stages::check_participants(const Answer& answer) const {
   for (const ClientId& client : answer.participants) check(client);
 }
 
-// Makes places where the answer's clients are counted. This comes last, so that a refused answer leaves no names
-// behind.
+// Makes places where the answer's clients are counted. Called after all checks, so that a refused answer leaves no
+// names behind.
 void Stages::place_participants(PendingAnswer& pending) {
   Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits() || !pending.counts) return;
@@ -98,8 +99,8 @@ void Stages::place_participants(PendingAnswer& pending) {
   for (const ClientId& client : answer.participants) place(client);
 }
 
-// Compares a few numbers of an answer with the stated form. The result is only reported. So numbers on a device, for
-// which the host would have to wait, are not compared.
+// Checks by a few numbers whether the answer has the form that its sender states. The result is only reported. Numbers
+// on a device are not checked, because the host would have to wait for them.
 void Stages::compare_form(PendingAnswer& pending) {
   const Answer& answer = *pending.answer;
   if (core_.place.device || answer.kind == Answer::kSum) return;
@@ -109,7 +110,9 @@ void Stages::compare_form(PendingAnswer& pending) {
       answer.update, store::update_of(sent ? sent : core_.model.current, core_.settings.size), is_trained);
 }
 
-// Reads the update once, into memory of the engine's own: the record's, if there is a log.
+// Begins the update's log record, if there is a log, and has the inspector compute the norm. On the CPU the same read
+// copies a sender's numbers: into the record, or into the engine's own memory if there is no record or the numbers are
+// still needed later. On a device the extension may compute the norm instead.
 void Stages::inspect_update(PendingAnswer& pending) {
   Answer& answer = *pending.answer;
   const Inspector& inspector = *core_.inspector;

@@ -1,5 +1,5 @@
-// The lock of a server. One thread holds it. If that thread enters again, from a hook, a finalizer or a signal handler,
-// it is refused, because it would change what the outer call is working on.
+// The lock of a server, which one thread holds at a time. If that thread enters again, from a hook, a finalizer or a
+// signal handler, the inner call is refused, because it would change state that the outer call is working on.
 #pragma once
 
 #include <atomic>

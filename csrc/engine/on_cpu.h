@@ -34,7 +34,8 @@ class CpuRunner : public Runner {
   void zero(void* memory, int64_t bytes) override { std::memset(memory, 0, static_cast<size_t>(bytes)); }
 };
 
-// For one update that its sender may change: it is read once, and its squares are summed in the same pass.
+// Runs the kernels for one update that its sender may change. The update is read once, and its squares are summed in
+// the same pass.
 class SinglePassRunner : public CpuRunner {
  public:
   double squares = 0.0;

@@ -18,7 +18,7 @@ const T* at(const char* bytes, size_t place) {
   return reinterpret_cast<const T*>(bytes + place);
 }
 
-// The kernels to launch, and the bytes that they read on the device.
+// The kernels to launch, and the bytes that the kernels read on the device.
 class LaunchList : public Runner {
  public:
   explicit LaunchList(const Card& card) : card_(card) {}
@@ -126,8 +126,8 @@ class LaunchList : public Runner {
   int64_t longest = 0;  // elements of the longest vector whose blocks read the bytes
 
  private:
-  // Appends the values to the bytes, which kernels read once for each block of `size` elements. Returns where they
-  // begin.
+  // Appends the values to the bytes. Kernels read the values once for each block of `size` elements. Returns the place
+  // of the first value in the bytes.
   template <typename T>
   size_t pack(const T* values, size_t count, int64_t size) {
     longest = std::max(longest, size);
@@ -137,7 +137,7 @@ class LaunchList : public Runner {
     return place;
   }
 
-  // `weights`: factors in place of the updates' own.
+  // `weights`: factors instead of the updates' own; null: the updates' own.
   std::vector<cuda::HeldRow> rows_of(const std::vector<WeightedUpdate>& held, const float* weights) {
     std::vector<cuda::HeldRow> rows;
     for (size_t k = 0; k < held.size(); ++k) {
@@ -150,13 +150,13 @@ class LaunchList : public Runner {
       Update update = *held[k].update;
       store::Owner owner;
       const bool kept = reinterpret_cast<uintptr_t>(update.pieces.front().data) % kApart == 0;
-      if (update.pieces.size() > 1 || !kept) keep(card_, update, owner);  // it came from a checkpoint
+      if (update.pieces.size() > 1 || !kept) keep(card_, update, owner);  // the update came from a checkpoint
       row.data = update.pieces.front().data, row.dtype = update.pieces.front().dtype;
     }
     return rows;
   }
 
-  // A step along the combination of whole updates, which is made as a vector first.
+  // Steps along the combination of whole updates. The combination is first made as a vector.
   void combined(const Buffer& buffer, const Optimizer& optimizer) {
     const std::vector<cuda::HeldRow> rows = rows_of(*buffer.held, buffer.desks->weights());
     const int64_t size = buffer.held->front().update->size, count = static_cast<int64_t>(rows.size());

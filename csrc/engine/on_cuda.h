@@ -1,5 +1,5 @@
-// A server on a CUDA device. Its kernels are collected, and start in one call once all their data is where the device
-// reads it (on_cuda.cpp). inspect_on_cuda.cpp reads the updates.
+// A server on a CUDA device. Its kernels are collected, and start in one call once the device can read all their data
+// (on_cuda.cpp). inspect_on_cuda.cpp reads the updates.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@ std::unique_ptr<Inspector> inspector_on(const Card& card, const Settings& settin
 // Copies an update to one vector on the device: in its own type, or in fp32 if it has several pieces.
 void keep(const Card& card, Update& update, store::Owner& owner);
 
-constexpr size_t kApart = 16;  // in bytes: every vector begins at a multiple of this
+constexpr size_t kApart = 16;  // the alignment of every vector, in bytes
 constexpr size_t kFew = size_t{16} << 10;
 constexpr int64_t kShort = int64_t{1} << 18;
 

@@ -1,5 +1,5 @@
-// A direction around another one. Updates wait until their round is complete, and then count in the order of their
-// clients. So the result does not depend on the order of arrival.
+// A direction that wraps another direction. Updates wait until their round is complete, and then count in the order of
+// their clients. So the result does not depend on the order of arrival.
 #pragma once
 
 #include "answer.h"
@@ -10,7 +10,7 @@ namespace fastagg::engine {
 class OrderedDirection : public DirectionState, public Sums {
  public:
   struct WaitingAnswer {
-    Answer answer;  // only the parts that are needed
+    Answer answer;  // only the fields that are needed later
     Contribution brings;
   };
   explicit OrderedDirection(std::shared_ptr<DirectionState> round);

@@ -11,15 +11,16 @@ namespace fastagg::engine {
 
 struct ReportedStatistics {
   store::Vector values;  // all floating-point statistics, in the model's order
-  int64_t size = 0;      // of the values
+  int64_t size = 0;      // the number of values
   std::vector<int64_t> counters;
 
   bool has_values() const { return size > 0 || !counters.empty(); }
 };
 
-// The limits of a model's statistics. Variances and counts must not be negative. Their places are (begin, end).
+// The limits of a model's statistics. Variances and counts must not be negative. (begin, end) are their places in the
+// values.
 struct StatisticsRules {
-  double limit = 0.0;  // on magnitudes, so that the mean of many clients' values stays finite
+  double limit = 0.0;  // the largest magnitude, so that the mean of many clients' values stays finite
   std::vector<std::pair<int64_t, int64_t>> variances, counts;
 };
 bool fits(const ReportedStatistics& reported, const StatisticsRules& rules);

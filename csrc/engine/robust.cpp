@@ -25,7 +25,7 @@ struct MedianRule {
   }
 };
 
-// The mean without the int(trim*count) smallest and largest (Yin et al. 2018).
+// The mean without the int(trim*count) smallest and largest values (Yin et al. 2018).
 struct TrimmedRule {
   static constexpr const char* kName = "trimmed";
   static Names settings() { return {"trim"}; }
@@ -47,7 +47,8 @@ struct MeanAroundMedianRule {
 
 // -- rules that compare whole updates
 
-// Equal shares of the `keep` updates with the smallest sum of squared distances to their count - f - 2 nearest others.
+// Returns equal shares for `keep` updates: those with the smallest sum of squared distances to the count - f - 2
+// updates that are nearest to them.
 std::vector<double> nearest_to_others(int64_t f, size_t keep, const std::vector<WeightedUpdate>& held, int64_t size,
                                       Runner& runner) {
   const std::vector<double> distances = squared_distances(held, size, runner);
@@ -92,9 +93,9 @@ struct MultiKrumRule {
   }
 };
 
-// The distance of each row from the sum of all rows with these shares, computed from the products of all pairs. A row
-// that is far away has a small share, so no term is much larger than a distance. With squared distances of pairs, terms
-// would cancel.
+// Returns the distance of each update from a point, which is the sum of all updates times these shares. Distances are
+// computed from the products of all pairs. An update that is far away has a small share, so no term is much larger than
+// a distance. With squared distances of pairs, terms would cancel.
 std::vector<double> distances_from_point(const std::vector<double>& products, const std::vector<double>& shares) {
   const size_t count = shares.size();
   std::vector<double> distances(count);
@@ -108,8 +109,8 @@ std::vector<double> distances_from_point(const std::vector<double>& products, co
   return distances;
 }
 
-// The shares of a point that moves towards each update by move(distance)/whole(sum of moves) in every iteration. It
-// starts at zero, so that no large update draws it away.
+// Returns the shares of a point that moves towards each update by move(distance)/whole(sum of moves) in every
+// iteration. The point starts at zero, so that no large update draws the point away.
 template <typename Move, typename Whole>
 std::vector<double> moved_from_zero(int64_t iterations, const std::vector<WeightedUpdate>& held, int64_t size,
                                     Runner& runner, Move move, Whole whole) {

@@ -7,7 +7,7 @@ namespace fastagg::engine {
 
 class SingleDirection : public DirectionState {
  public:
-  // `divisor`: the step is scaled by its update's share divided by this. 0: it is not scaled.
+  // The step is scaled by its update's share / `divisor`. With `divisor` = 0 the step is not scaled.
   SingleDirection(double sign, bool blend, double divisor) : DirectionState(blend ? 1.0 : sign) {
     is.immediate = is.reads_once = true;
     is.blends = blend;

@@ -1,5 +1,5 @@
 // How delays change the weight of an update, and the learning rate of a step. fastagg/rules/staleness.py gives each
-// formula's source, and computes with these. For a user's own formula, the extension is called (extension.h).
+// formula's source, and calls these formulas. For a user's own formula, the extension is called (extension.h).
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,11 @@
 namespace fastagg::engine {
 
 struct StalenessSetting {
-  double a = 0.0, b = 0.0;                  // of the weight; Python has other names for them
-  double threshold = 0.0, lipschitz = 1.0;  // of the rate
+  double a = 0.0, b = 0.0;                  // the weight's settings; Python's names are in kSettings
+  double threshold = 0.0, lipschitz = 1.0;  // the rate's settings
 };
 
-// -- weights: `of` returns the weight of an update that is tau versions old. None: it is dropped. kSettings are
+// -- weights: `of` returns the weight of an update that is tau versions old. None: the update is dropped. kSettings are
 // Python's names of a and b.
 
 struct ConstantWeight {

@@ -16,7 +16,7 @@ constexpr int64_t kWorthReadingOnce = int64_t{1} << 13;
 
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-// Checks that the outcome is the recorded one.
+// Checks that the outcome is the recorded one. `was` is null outside of a recovery.
 void check_outcome(const log::RecordFields* was, const Receipt& now, bool answers) {
   if (was == nullptr || std::isnan(now.norm)) return;
   if (answers && !same(was->norm, now.norm))
@@ -89,7 +89,7 @@ bool AnswerTransaction::plan() {
   return true;  // an answer that changes nothing still ends its task
 }
 
-// Calls the planned kernel, and checks what it has read before anything changes.
+// Calls the planned kernel, and checks the update that it has read before anything changes.
 bool AnswerTransaction::read() {
   if (!reads_once_) return true;
   TransactionScratch& scratch = core_.scratch;
@@ -115,10 +115,10 @@ void AnswerTransaction::check() {
   pending_.clear();
 }
 
-// Whether the step's kernel itself may read the sender's memory. It then reads the memory once, and the norm is known
-// only afterwards. So nothing may depend on the norm, and the kernel may write only to memory that nobody reads. A
-// small update is copied instead, because the copy stays in the cache. So is one for which adding in place is better
-// (cpu/tuning.h).
+// Whether the step's kernel itself may read the sender's memory. The kernel then reads the memory once, and the norm is
+// known only afterwards. So nothing may depend on the norm, and the kernel may write only to memory that nobody reads.
+// A small update is copied instead, because the copy stays in the cache. An update that is better added in place is
+// also copied (cpu/tuning.h).
 bool AnswerTransaction::may_read_once() const {
   const Settings& settings = core_.settings;
   const DirectionState& direction = *core_.direction;
@@ -145,7 +145,7 @@ size_t BatchTransaction::capacity(const Core& core, const Answer* answers, size_
   int64_t offset = core.ledger.offset;
   while (taken < largest && fits(answers[taken])) {
     const int64_t next = answers[taken].offset;
-    if (next >= 0 && next <= offset) break;  // an answer that comes again
+    if (next >= 0 && next <= offset) break;  // the answer at this offset has counted already
     offset = std::max(offset, next);
     // Whether the client has a second open task is known only after its first answer has counted.
     const auto is_its = [&](const Answer& other) { return other.client == answers[taken].client; };
@@ -163,11 +163,11 @@ bool BatchTransaction::find() {
       check_participants(answers_[i]);
       compare_form(pending);
       if (!pending.counts) throw Refusal(Why::kSetting, "dropped");
-    } catch (const Refusal&) {  // it will be taken again, alone
+    } catch (const Refusal&) {  // the answer will be taken again, alone
       pending_.pop_back();
       break;
     }
-    // For models the pass checks their largest elements. For updates it finds the norms.
+    // For models the pass checks the largest elements. For updates the pass finds the norms.
     if (has_models()) pending.brings.norm = kLargestElement;
     pending.brings.base = answers_[i].base.data;
   }
@@ -179,8 +179,7 @@ bool BatchTransaction::plan() {
       std::all_of(answers_, answers_ + pending_.size(), [](const Answer& answer) { return answer.still; });
   try {
     plan_direction(false, !has_models() ? ReadMode::kUpdates : still ? ReadMode::kStillModels : ReadMode::kModels);
-  } catch (
-      const Refusal&) {  // taken alone, each answer gets its own verdict; bounds of models assume the largest elements
+  } catch (const Refusal&) {  // each answer is taken alone instead: the bounds of models were for the largest elements
     return false;
   }
   return true;
@@ -211,7 +210,7 @@ void BatchTransaction::decide() {
 
 bool RoundEndTransaction::plan() {
   plan_direction(true, ReadMode::kMeasured);
-  return step_.outcome != Outcome::kKept;  // kept: no update has come
+  return step_.outcome != Outcome::kKept;  // kKept: no update has come
 }
 
 void RoundEndTransaction::decide() {
@@ -228,7 +227,7 @@ void RoundEndTransaction::decide() {
 
 // -- plan
 
-// Plans the next version and all that the step needs. None of it is visible yet.
+// Plans the direction's step and the next version. The plan is not visible to readers.
 void Stages::plan_direction(bool closes, ReadMode mode) {
   TransactionScratch& scratch = core_.scratch;
   scratch.contributions.clear();
@@ -251,7 +250,7 @@ void Stages::plan_direction(bool closes, ReadMode mode) {
 void Stages::plan_step(ReadMode mode) {
   const int64_t size = core_.settings.size;
   core_.model.make_room();
-  if (core_.steps_in_python()) {  // the kernel then only computes the direction, as a vector
+  if (core_.steps_in_python()) {  // then the kernel only computes the direction, as a vector
     step_.finishes = true;
     step_.next = core_.place.memory->vector(size);
     core_.place.memory->zero(step_.next.data, size * static_cast<int64_t>(sizeof(float)));
@@ -273,8 +272,8 @@ void Stages::plan_step(ReadMode mode) {
   step_.kernel = with.planned(core_.ledger.steps, step_.lr, x, step_.next ? step_.next : x);
 }
 
-// Computes upper bounds of all elements after this step, and refuses an update that might not stay finite. An update
-// that waits for others is checked as if the step were taken now.
+// Computes upper bounds of all elements after this step. Refuses an update after which elements might not be finite. An
+// update that waits for others is checked as if the step were taken now.
 void Stages::check_bounds() {
   const Settings& settings = core_.settings;
   const DirectionState& direction = *core_.direction;
@@ -359,7 +358,7 @@ void Transaction::run() {
   try {
     core_.direction->run(*core_.place.runner, step_.kernel);
     if (device == nullptr) return;
-    // Keeps alive memory of which this step may be the last holder.
+    // This step may be the last holder of this memory, which the kernels still read.
     device->hold(core_.model.current.owner);
     for (const PendingAnswer& pending : pending_) device->hold(pending.base.owner);
     device->launch();
@@ -369,7 +368,7 @@ void Transaction::run() {
   }
 }
 
-// Runs the extension's part of a step. It changes a vector that nobody else holds, so it may fail.
+// Runs the extension's part of a step. The extension changes a vector that nobody else holds, so it may fail.
 void Transaction::finish() {
   if (core_.steps_in_python()) {
     Extension::StepResult stepped =
@@ -382,7 +381,7 @@ void Transaction::finish() {
   if (findings.finishes) findings.change->finish(step_.next, core_.settings.size);
 }
 
-// The previous version is released when this object dies: releasing it earlier could run Python finalizers inside the
+// The previous version is released when the transaction dies. An earlier release could run Python finalizers inside the
 // commit.
 void Transaction::commit() noexcept {
   for (const PendingAnswer& pending : pending_)

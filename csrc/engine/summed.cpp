@@ -27,8 +27,8 @@ bool SummedBuffer::may_wait(const Contribution& contribution) const {
   return nbytes_of(waiting_) + store::encoded_in(*contribution.update)->nbytes <= kMostBytes * setting_.size;
 }
 
-// Decides whether this update waits as it came, and where sums are made. If an update comes that does not wait, all
-// waiting ones are added to the sum, except those of a step.
+// Decides whether this update waits as it came, and where sums are made. An update that does not wait, and makes no
+// step, lets all waiting updates be added to the sum first. A step's kernel reads the waiting updates itself.
 void SummedBuffer::plan_sum(ReadMode mode) {
   const bool moves = outcome_ == Outcome::kStep, models = mode >= ReadMode::kUpdates;
   waits_ = outcome_ == Outcome::kKept && contributions_.size() == 1 && may_wait(contributions_.front());
@@ -63,7 +63,7 @@ void SummedBuffer::run(Runner& runner, const Optimizer& optimizer) {
   if (!terms_.empty() && (!steps || contributions_.empty())) {
     cpu::add_held(terms_, fresh() ? nullptr : sum.acc.data, sum.into().data);
   } else if (!terms_.empty()) {
-    terms_.pop_back();  // the step's kernel reads the last one
+    terms_.pop_back();  // the step's kernel reads the last update itself
     return run_last(runner, *contributions_.back().update, false, optimizer);
   } else if (models_.empty() && !contributions_.empty()) {
     for (size_t i = 0; i + (steps ? 1 : 0) < contributions_.size(); ++i, none = false)
@@ -74,7 +74,7 @@ void SummedBuffer::run(Runner& runner, const Optimizer& optimizer) {
   if (steps) step_along(runner, 1.0, optimizer);
 }
 
-// Steps along the sum and one more update. `none`: the sum is still empty.
+// Steps along the sum and one more update. `none`: whether the sum is still empty.
 void SummedBuffer::run_last(Runner& runner, const Update& update, bool none, const Optimizer& optimizer) {
   const Contribution& last = contributions_.back();
   Direction direction;
@@ -92,8 +92,8 @@ void SummedBuffer::run_last(Runner& runner, const Update& update, bool none, con
   runner.step(update, direction, optimizer);
 }
 
-// For models in place, this pass only checks them. It never changes the old sum, so an invalid model leaves it as it
-// was.
+// Never changes the old sum, so that an invalid model or update has no effect. If models are added in place, this pass
+// only checks the models.
 size_t SummedBuffer::fold(std::vector<double>* squares) {
   const float* const acc = round.versions.empty() ? nullptr : sum.acc.data;
   if (squares != nullptr) {
@@ -130,7 +130,8 @@ bool SummedBuffer::sum_fields(Archive& archive) {
   return true;
 }
 
-// On a device no update waits that is to be added. Loaded ones are added here, before the sum goes there.
+// On a device no update waits to be added to the sum. So loaded updates are added on the host, and then the sum is
+// copied to the device.
 void SummedBuffer::add_loaded() {
   const int64_t nbytes = setting_.size * static_cast<int64_t>(sizeof(float));
   const store::Vector here = store::new_vector(setting_.size);

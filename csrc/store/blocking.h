@@ -1,5 +1,5 @@
-// Surrounds every wait for another thread, a disk or a device. A host language installs hooks for it: Python lets other
-// threads run, and handles signals. Without hooks nothing happens.
+// A scope around every wait for another thread, a disk or a device. A host language installs hooks for such waits:
+// Python lets other threads run, and handles signals. Without hooks nothing happens.
 #pragma once
 
 namespace fastagg::store {

@@ -1,6 +1,6 @@
-// Memory of vectors: huge pages on Linux from 2 MiB on, and reuse of returned blocks. A server whose versions are held
-// by clients writes the next one to a new vector (csrc/engine/engine.cpp). New memory from the operating system would
-// cost a page fault every 4 KiB, as much as the step itself.
+// Memory of vectors: returned blocks are reused, and blocks from 2 MiB on have huge pages on Linux. If clients hold a
+// server's version, the next version is written to a new vector (csrc/engine/step.cpp). New memory from the operating
+// system would cost a page fault every 4 KiB, as much as the step itself.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@ namespace fastagg::store {
 
 // Returns `nbytes` of uninitialised memory, aligned to 64 bytes. Throws std::bad_alloc.
 void* take(size_t nbytes);
-// Any thread may call it. If `keep` is false, the block goes back to the operating system.
+// Returns a block, on any thread. If `keep` is false, the block goes back to the operating system.
 void give_back(void* block, size_t nbytes, bool keep) noexcept;
-// A block that is given back for reuse when nobody holds it any more.
+// Gives a block back when nobody holds it any more.
 struct BlockReturn {
   size_t nbytes = 0;
   bool keep = true;
@@ -25,29 +25,28 @@ inline Block block_of(size_t nbytes) { return Block(take(nbytes), BlockReturn{nb
 // Gives all blocks kept for reuse back to the operating system.
 void trim() noexcept;
 
-// Keeps the blocks that a server needs in every round, as many as were in use at once. They are freed with the shelf. A
-// block returns when nobody holds it any more, on any thread.
+// Keeps the blocks that a server needs in every round, as many as were in use at once. Blocks are freed with the shelf.
+// A block returns to the shelf when nobody holds it any more, on any thread.
 class Shelf : public std::enable_shared_from_this<Shelf> {
  public:
   // A block of at least `nbytes`. Throws std::bad_alloc.
   std::shared_ptr<void> take(size_t nbytes);
 
  private:
-  std::vector<Block> blocks_;  // with capacity for those in use
+  std::vector<Block> blocks_;  // with capacity for the blocks in use
   size_t all_ = 0;
 };
 
 // Torch and pybind11 abort the process if a small allocation fails in a function that may not throw, or while an
-// exception is on its way. So some memory is kept in reserve, which a failing `operator new` frees before it tries
-// again. A call from Python first makes sure that the reserve is there. Throws std::bad_alloc, before anything has
-// changed.
+// exception is on its way. So some memory is kept in reserve. A failing `operator new` frees the reserve, and then
+// tries again. Every call from Python first calls `keep_reserve`, which refills the reserve or throws std::bad_alloc.
 void keep_reserve();
-void use_reserve();  // throws std::bad_alloc if it is used up
+void use_reserve();  // frees the reserve; throws std::bad_alloc if it is used up
 
 // For tests: one allocation fails after `count` more have succeeded. Negative: none fails. Only allocations by `take`
 // are counted. In a build that emulates CUDA, every `operator new` of this library is counted, too.
 void fail_after(int64_t count) noexcept;
-int64_t left_to_fail() noexcept;  // how many will still succeed; negative: one has failed already, or none will
+int64_t left_to_fail() noexcept;  // how many will still succeed; negative: one has failed already, or none will fail
 bool fails_now() noexcept;
 
 }  // namespace fastagg::store

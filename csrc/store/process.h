@@ -1,5 +1,5 @@
-// A number that identifies this process: it differs in a forked child, and is faster than asking the system. And the
-// files that a forked child does not keep.
+// A number that differs in a forked child, which is faster to read than the process id. Also the files that a forked
+// child does not keep.
 #pragma once
 
 #include <array>
@@ -38,8 +38,8 @@ inline int process() {
   return forks.load(std::memory_order_relaxed);
 }
 
-// Gives forked children /dev/null in place of this file, until `share`. Use it for a locked file, because a child
-// shares the lock, and may live longer. False: there are too many such files.
+// Gives forked children /dev/null in place of this file, until `share` is called. Meant for a locked file: a child
+// would share the lock, and may live longer. Returns false if there are too many such files.
 inline bool keep_from_children(int file) {
   process();
   for (std::atomic<int>& place : parents_files)

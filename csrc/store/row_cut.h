@@ -1,5 +1,5 @@
 // The rows of a client cache at one moment, for a checkpoint that is written while the cache is in use. A row is copied
-// before it changes, unless it is written already.
+// before it changes, unless the checkpoint has it already.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class RowCut {
     int64_t place;
     std::vector<char> data, scales;
   };
-  // Must be called before a slot changes. Callers of this and of `next` hold the server's lock.
+  // Must be called before a slot changes. Callers of `before` and of `next` hold the server's lock.
   void before(int64_t slot) {
     const auto entry = left_.find(slot);
     if (entry == left_.end()) return;

@@ -8,8 +8,8 @@
 
 namespace fastagg::store {
 
-// Waits until a file's data is on the disk, and returns what the system's call returns. On macOS fsync leaves the data
-// in the disk's own cache. F_FULLFSYNC does not, but some file systems do not have it.
+// Waits until a file's data is on the disk. Returns the result of the system's call. On macOS fsync leaves the data in
+// the disk's own cache. F_FULLFSYNC does not, but some file systems refuse F_FULLFSYNC.
 inline int sync_data(int file) {
 #if defined(__linux__)
   return fdatasync(file);

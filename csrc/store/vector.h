@@ -1,5 +1,5 @@
-// A server's vector: an owner that keeps its memory alive, and the address of its elements. A copy keeps the memory
-// alive, too, on any thread.
+// A server's vector: an owner that keeps its memory alive, and the address of its elements. Every copy keeps the memory
+// alive, and may be released on any thread.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ inline Update update_of(const Vector& vector, int64_t size) {
   return whole;
 }
 
-// Returns `nbytes` of uninitialised host memory. With `keep` it is reused after the last owner is gone. Throws
+// Returns `nbytes` of uninitialised host memory. With `keep` the memory is reused after the last owner is gone. Throws
 // std::bad_alloc.
 inline Owner new_memory(int64_t nbytes, bool keep = true) {
   const auto size = static_cast<size_t>(nbytes);
@@ -44,7 +44,7 @@ inline Vector new_bytes(int64_t nbytes) {
 inline Vector new_vector(int64_t count) { return new_bytes(count * static_cast<int64_t>(sizeof(float))); }
 
 // Allocates and copies a server's vectors, in host memory or on a device. Every method may throw std::bad_alloc or a
-// device's error. Addresses are of this memory. `host` in put and get is in host memory.
+// device's error. Addresses are in this memory, except that `host` in put and get is in host memory.
 class Memory {
  public:
   virtual ~Memory() = default;
