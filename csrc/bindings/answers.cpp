@@ -27,7 +27,7 @@ py::object made_for(ServerObject& server, py::handle client, const Answer& answe
   return receipt;
 }
 
-// Copies what a receipt needs. Cannot fail.
+// Copies the answer's results to its receipt. Cannot fail.
 void fill(ServerObject& server, const py::object& receipt, const Answer& answer) {
   ReceiptObject* const made = receipt_in(receipt);
   made->value = answer.receipt;
@@ -37,7 +37,7 @@ void fill(ServerObject& server, const py::object& receipt, const Answer& answer)
   }
 }
 
-// Waits until those records are on the disk for which the senders wait.
+// Waits until the records that senders wait for are on the disk.
 void wait_for_disk(const ServerObject& server, const Answer* answers, size_t count) {
   if (!server.log) return;
   uint64_t last = 0;
@@ -74,7 +74,7 @@ class AnswerTimer {
  private:
   const ServerObject& server_;
   const bool on_;
-  std::vector<int64_t> delays_, tasks_;  // by answer; 0: it had no task
+  std::vector<int64_t> delays_, tasks_;  // by answer; task 0: none
   std::chrono::steady_clock::time_point begun_;
   double waited_ = 0.0;
 };
@@ -111,13 +111,13 @@ Engine::Result receive(ServerObject& server, Answer* answers, size_t count) {
   return result;
 }
 
-// An answer's numbers, if Python has read them, else null.
+// Returns an answer's numbers if Python has read them, else null.
 const Numbers* numbers_in(py::handle numbers) {
   static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(py::type::of<Numbers>().ptr());
   return Py_TYPE(numbers.ptr()) == type ? py::cast<const Numbers*>(numbers) : nullptr;
 }
 
-// The number of samples; None if only Python can read it, or refuses it by name.
+// Returns the number of samples. None: only Python can read the number, or reports why it is wrong.
 std::optional<double> samples_of(py::handle samples) {
   if (samples.is_none()) return std::nan("");
   double count = -1.0;
@@ -131,9 +131,9 @@ std::optional<double> samples_of(py::handle samples) {
   return std::nullopt;
 }
 
-// Reads an answer's numbers. False: only Python can read them.
+// Reads an answer's numbers. Returns false if only Python can read them.
 bool read_update(ServerObject& server, py::handle update, Arrays& arrays, Answer& answer) {
-  if (const Numbers* const numbers = numbers_in(update)) {  // Python has read it
+  if (const Numbers* const numbers = numbers_in(update)) {  // Python has read the update
     static_cast<Numbers&>(answer) = *numbers;
     return true;
   }
@@ -164,8 +164,8 @@ bool is_plain(const py::object& answer) {
          fields[11] == Py_True && fields[12] == Py_False;
 }
 
-// Reads the first fields of an answer: client, update, version, num_samples, task, offset, incarnation. False: only
-// Python can.
+// Reads the first fields of an answer: client, update, version, num_samples, task, offset, incarnation. Returns false
+// if only Python can read them.
 bool read(ServerObject& server, PyObject* const* arguments, Arrays& arrays, Answer& answer) {
   const std::optional<double> samples = samples_of(arguments[3]);
   if (!samples || !read_update(server, arguments[1], arrays, answer)) return false;
@@ -178,9 +178,9 @@ bool read(ServerObject& server, PyObject* const* arguments, Arrays& arrays, Answ
   return true;
 }
 
-// Turns the current exception into the outcome of an answer. Any other exception than this package's, such as Ctrl-C,
+// Turns the current exception into the outcome of an answer. An exception that is not this package's, such as Ctrl-C,
 // is raised. If earlier answers have counted and no memory is left, the outcome is `no_memory`, because Python could
-// not raise an error that carries their outcomes.
+// not make an error that carries the earlier outcomes.
 py::object outcome_of_exception(bool counted = false, const py::object& no_memory = {}) {
   set_error_of_current_exception();
   if (counted && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) {
@@ -197,21 +197,21 @@ struct Batch {
   std::deque<Arrays> arrays;
   std::vector<Answer> answers;
   std::vector<py::object> receipts;
-  std::vector<py::object> refusals;  // of answers that could not be read; null: this one could
+  std::vector<py::object> refusals;  // by answer: why it could not be read; null: it was read
   py::list outcomes;                 // the caller's list, which grows with each outcome
-  size_t first = 0;                  // its first outcome's place in the list
+  size_t first = 0;                  // the place of this batch's first outcome in `outcomes`
 
   size_t size() const { return answers.size(); }
   void set(size_t place, const py::object& outcome) { outcomes[first + place] = outcome; }
 };
 
-// The end of the answers from `begin` on that could be read.
+// Returns the place of the first answer from `begin` on that could not be read.
 size_t readable(const Batch& batch, size_t begin) {
   while (begin < batch.size() && !batch.refusals[begin]) ++begin;
   return begin;
 }
 
-// Takes all answers, and sets a receipt or an error for each. The lock may also refuse some.
+// Takes all answers, and sets a receipt or an error for each. The lock may refuse some answers, too.
 void receive_all(ServerObject& server, Batch& batch) {
   const size_t count = batch.size();
   std::vector<Answer>& answers = batch.answers;
@@ -276,8 +276,7 @@ PyObject* take(ServerObject& server, PyObject* const* args) {
   return receipt.release().ptr();
 }
 
-// Arguments: a list of fastagg.Answer; the function that reads an answer that only Python can read; the list to which
-// outcomes are added.
+// Its arguments are described in server.h.
 PyObject* take_many(ServerObject& server, PyObject* const* args) {
   const py::handle read_in_python(args[1]);
   Batch batch;
@@ -301,14 +300,14 @@ PyObject* take_many(ServerObject& server, PyObject* const* args) {
   }
   close_if_due(server);
   for (size_t i = 0; i < batch.size(); ++i)
-    batch.outcomes.append(py::none());  // allocated before the first answer counts
+    batch.outcomes.append(py::none());  // the list's memory is allocated before the first answer counts
   receive_all(server, batch);
   return Py_NewRef(Py_None);
 }
 
 py::object close_round(ServerObject& server, bool if_due) {
   engine::Receipt receipt;
-  py::float_ rate(0.0);  // made in advance, because nothing may fail after the step
+  py::float_ rate(0.0);  // made before the step, because nothing may fail afterwards
   {
     const GilRelease released(server.is_long());
     with_engine(server, [&](Engine& engine) { return engine.close_round(&receipt, if_due); });
@@ -340,13 +339,13 @@ void bind_numbers(py::module_& m) {
       .def(py::init<const std::vector<std::tuple<py::object, UpdateReader::ShapeVector, ArrayRole>>&, bool, py::object,
                     double, int64_t>(),
            by_name, arg("parts"), arg("named"), arg("whole"), arg("limit"), arg("size"));
-  // the numbers of an answer that Python has read; the client and the task are arguments of `receive`
+  // The numbers of an answer that Python has read. The client and the task are arguments of `receive`.
   py::class_<Numbers>(m, "Numbers")
       .def_readwrite("reported", &Numbers::reported)
       .def_readwrite("blob", &Numbers::blob)
       .def_readwrite("is_private", &Numbers::is_private)
       .def_readwrite("still", &Numbers::still)
-      // with None, the numbers are a difference already
+      // `task` None: the numbers are a difference already.
       .def("less",
            [](Numbers& numbers, const py::object& task) {
              numbers.kind = Numbers::kModel;
@@ -368,7 +367,7 @@ void bind_numbers(py::module_& m) {
              answer.on_host = update_of(pieces.attr("native")), answer.on_host_owner = owner_of(pieces);
            })
       .def("from_host", &stay_in_host);
-  // a function and not a constructor, so that it may run out of memory (extension.cpp)
+  // A function, because a constructor would end the process if there is no memory (extension.cpp).
   m.def(
       "numbers",
       [](const py::object& pieces) {

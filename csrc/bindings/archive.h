@@ -1,4 +1,4 @@
-// States as plain Python data: numbers, lists, NumPy's columns, and torch's vectors.
+// Converts states to plain Python data, and back: numbers, lists, NumPy's columns, and torch's vectors.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ std::vector<T> vector_from(const py::object& object) {
   return {array.data(), array.data() + array.size()};
 }
 
-// Saves the fields of a state to a dict, and loads them from it. Loading throws std::invalid_argument, or a Python
+// Saves the fields of a state to a dict, or loads them from a dict. Loading throws std::invalid_argument, or a Python
 // error for data of a wrong type.
 py::dict saved(const std::function<void(engine::Archive&)>& fields);
 void load(const py::dict& state, const std::function<void(engine::Archive&)>& fields);

@@ -67,8 +67,7 @@ struct DlpackExchange {
 
 constexpr int32_t kHost = 1;
 #if defined(FASTAGG_CUDA_EMULATED)
-constexpr int32_t kCuda =
-    kHost;  // the emulated device's tensors are torch's in host memory; NumPy's arrays are not on it
+constexpr int32_t kCuda = kHost;  // the emulated device has torch's host tensors, but not NumPy's arrays
 #else
 constexpr int32_t kCuda = 2;
 #endif
@@ -86,7 +85,8 @@ struct TorchFunctions {
 
 TorchFunctions torch;  // never released, like torch itself
 
-// Holds memory for a tensor. Torch destroys it with the last view of the tensor, on any thread and without the GIL.
+// Holds the owner of a tensor's memory. Torch destroys the TensorOwner with the last view of the tensor, on any thread
+// and without the GIL.
 template <typename Shell>
 struct TensorOwner {
   Shell shell{};
@@ -132,7 +132,7 @@ py::object made(store::Owner owner, void* data, int64_t count, ElementType eleme
   return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
 }
 
-// Calls a method of a tensor that returns a number. Returns -1 if it fails.
+// Calls a method that returns a number. Returns that number, or -1 if the call fails.
 int64_t ask(PyObject* object, PyObject* method) {
   const auto capsule = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object, method));
   const int64_t number = capsule ? PyLong_AsLongLong(capsule.ptr()) : -1;
@@ -167,7 +167,7 @@ py::object storage_of(py::handle array) {
   return storage;
 }
 
-// The address of a tensor of this form, in memory that `takes` accepts.
+// Returns the address of a tensor of this form, if `takes` accepts its memory. Otherwise returns null.
 template <typename Takes>
 const void* tensor_data(py::handle tensor, ElementType wanted, const int64_t* shape, int32_t dims, Takes takes) {
   ArrayMemory memory;
@@ -223,7 +223,7 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, p
 py::object tensor_of(const store::Owner& owner, void* data, int64_t count, ElementType element) {
   PyObject* const object = object_of(owner);
   const bool bytes = object != nullptr && ask(object, torch.element_size) == 1;
-  // a vector that came from Python, unlike the bytes that torch allocates for a device
+  // Memory that Python owns is returned as the owning object, except for the bytes that torch allocates for a device.
   if (object != nullptr && !(bytes && element == ElementType::kFloat32))
     return py::reinterpret_borrow<py::object>(object);
   if (data == nullptr || count == 0) return made(owner, data, count, element);
@@ -246,7 +246,7 @@ py::list tensors_in(const store::Owner& owner, const Update& update, bool stored
                         : py::cast(encoded));
     return piece;
   }
-  // not the owner itself, because that may be the Python object of all pieces
+  // A wrapped owner, because `owner` itself may be the Python object of all pieces, which `tensor_of` would return.
   const store::Owner all = std::make_shared<store::Owner>(owner);
   py::list list;
   for (Piece piece : update.pieces) {
@@ -307,12 +307,13 @@ bool look(py::handle array, ArrayMemory& memory) {
 }
 
 bool is_plain(py::handle array, const ArrayMemory& memory) {
-  if (ask(array.ptr(), torch.is_neg) != 0) return false;  // negative, as the imaginary part of a conjugate is
+  if (ask(array.ptr(), torch.is_neg) != 0) return false;  // lazily negated, as the imaginary part of a conjugate is
   if (memory.size == 0) return true;
   const py::object storage = storage_of(array);
   if (!storage) return false;
   const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(array.ptr(), torch.offset);
-  return begin >= 0 && held >= width_of(memory.element) * (begin + memory.size);  // resize_ may have made it smaller
+  return begin >= 0 && held >= width_of(memory.element) *
+                                   (begin + memory.size);  // resize_ may have left a storage too small for this tensor.
 }
 
 bool has_memory(py::handle array, const ArrayMemory& memory) {

@@ -15,7 +15,7 @@ namespace {
 using engine::Engine;
 using py::arg;
 
-// For Python: `with engine.reading:` and `with engine.locked:`
+// The object of `with engine.reading:` and `with engine.locked:` in Python.
 struct LockBlock {
   LockBlock(std::shared_ptr<ServerObject> of, bool reads) : server(std::move(of)), held(*server, reads) {}
   std::shared_ptr<ServerObject> server;
@@ -46,7 +46,7 @@ py::object function_of(const std::shared_ptr<ServerObject>& server, PyMethodDef*
   return py::reinterpret_steal<py::object>(made);
 }
 
-// A property that returns the function.
+// Makes a property that returns the function.
 template <PyObject* (*Act)(ServerObject&, PyObject* const*), Py_ssize_t Count>
 auto quick(const char* name) {
   auto* const function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<Act, Count>));
@@ -54,7 +54,7 @@ auto quick(const char* name) {
   return [](const std::shared_ptr<ServerObject>& server) { return function_of(server, &def); };
 }
 
-// A property that is read under the lock.
+// Makes a property that is read under the lock.
 template <typename Of>
 auto read_by(Of of) {
   return [of](ServerObject& server) { return reading(server, of); };
@@ -62,7 +62,7 @@ auto read_by(Of of) {
 
 // -- settings and state
 
-// The formulas of a policy. `settings` holds all its numbers by name. "ask" stands for a user's own formula.
+// Returns the formulas of a policy. `settings` has the policy's numbers by name. "ask" stands for a user's own formula.
 engine::Staleness staleness_of(const std::string& weight, const std::string& rate, const py::dict& settings) {
   const auto number = [&](const char* name, double otherwise) {
     return name != nullptr && settings.contains(name) ? py::cast<double>(settings[name]) : otherwise;
@@ -103,7 +103,7 @@ std::shared_ptr<ServerObject> make_server(const engine::Settings& settings,
   return server;
 }
 
-// The current version and its statistics, both of the same version. Neither changes any more.
+// Returns the current version and its statistics, both of the same version. Neither of the two changes any more.
 std::pair<store::Vector, store::Owner> current(ServerObject& server) {
   return reading(server, [](Engine& engine) {
     engine.follow();
@@ -111,7 +111,8 @@ std::pair<store::Vector, store::Owner> current(ServerObject& server) {
   });
 }
 
-// Replaces this engine by another. The caller holds this one's lock. Threads that wait for it go on with the other.
+// Replaces this server's engine by another engine. The caller holds the old engine's lock. Threads that wait for that
+// lock go on with the new engine.
 void adopt(ServerObject& server, ServerObject& other) {
   const std::shared_ptr<Engine> before = server.engine;
   std::atomic_store(&server.engine, other.engine);
@@ -125,7 +126,7 @@ py::list tensors_of(const ServerObject& server, const std::vector<store::Vector>
   return tensors;
 }
 
-// The direction that keeps updates until their round is complete, or null if it is another one.
+// Returns the server's direction if it is an OrderedDirection, else null.
 engine::OrderedDirection* ordered_of(const ServerObject& server) {
   return dynamic_cast<engine::OrderedDirection*>(server.engine->direction.get());
 }
@@ -209,8 +210,8 @@ void bind_engine(py::module_& m) {
   py::class_<ServerObject, std::shared_ptr<ServerObject>>(m, "Engine")
       .def(py::init(&make_server), by_name, arg("settings"), arg("direction"), arg("optimizer"), arg("seed"),
            arg("place"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
-      // for `with`: nobody else holds the lock in between. The thread that holds it may still read, but is otherwise
-      // refused
+      // `with` holds the lock for the whole block. Within the block the same thread may read, but other calls of that
+      // thread are refused.
       .def_property_readonly(
           "reading",
           [](const std::shared_ptr<ServerObject>& server) { return std::make_unique<LockBlock>(server, true); })

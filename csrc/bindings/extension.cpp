@@ -16,8 +16,8 @@ using engine::Extension;
 using engine::Findings;
 using engine::Question;
 
-// A value that Python reads as an attribute (fastagg/storage/cell.py), and that a commit exchanges. A reader takes its
-// reference before the old value can be released.
+// A value that Python reads as an attribute (fastagg/storage/cell.py), and that a commit exchanges. A reader takes a
+// reference to the value before the value can be released.
 struct Cell {
   Cell() = default;
   Cell(const Cell&) = delete;
@@ -37,7 +37,7 @@ void set_value(const py::object& cell, py::object value) {
   const py::scoped_critical_section alone(cell);
 }
 
-// The cell of an object's attribute.
+// Returns the cell of an object's attribute.
 py::object cell_of(const py::object& object, const py::object& name) {
   const py::object own = py::getattr(object, "__dict__", py::none());
   if (PyDict_Check(own.ptr())) {
@@ -108,7 +108,7 @@ class PointerMoves : public engine::Change {
     const auto in = std::exchange(in_, nullptr);
     const auto let_go = std::exchange(pointers, {});
     numbers.clear();
-    // entering an object's critical section waits for readers that have a pointer but no reference yet
+    // Entering an object's critical section waits for readers that have a pointer but no reference yet.
     for (const py::object& object : *in) const py::scoped_critical_section alone(object);
     for (const auto& [place, value] : let_go) Py_XDECREF(static_cast<PyObject*>(value));
   }
@@ -128,7 +128,7 @@ py::object tensor_or_none(const store::Vector& vector, int64_t size) {
   return vector ? tensor_of(vector, size) : py::none();
 }
 
-// An update's Pieces object, or the tensors of its pieces.
+// Returns an update's Pieces object, or the tensors of its pieces.
 py::object pieces_of(const Question& asked) {
   if (PyObject* const object = object_of(asked.owner)) return py::reinterpret_borrow<py::object>(object);
   return tensors_in(asked.owner, asked.update);
@@ -269,7 +269,7 @@ void bind_extension(py::module_& m) {
       .def_readwrite("moves", &PreparedFindings::moves)
       .def_readwrite("finish", &PreparedFindings::finish);
   m.def("findings", [] { return std::make_unique<PreparedFindings>(); });
-  // Calls a function of this module and, if it succeeds, makes the moves. No signal handler runs in between.
+  // Calls a function of this module. If the function succeeds, makes the moves. No signal handler runs in between.
   m.def("moving", [](py::object moves, const py::object& act, const py::args& arguments, const py::kwargs& named) {
     PointerMoves made(std::move(moves));
     act(*arguments, **named);

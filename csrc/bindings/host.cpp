@@ -33,7 +33,7 @@ void or_sleep(Act act) {
 #endif
 }
 
-// How long Python's exit waits for calls of other threads: until none has begun or ended for kQuiet, at most
+// Python's exit waits for calls of other threads until no call has begun or ended for kQuiet, but at most for
 // kLongestEnd.
 constexpr std::chrono::milliseconds kQuiet{50}, kLongestEnd{1000};
 
@@ -41,8 +41,8 @@ struct CallCount {
   std::atomic<uint64_t> begun{0}, ended{0};
   pid_t process = getpid();            // a forked child has none of the parent's threads
   std::atomic<std::thread::id> first;  // the thread of the first call
-  std::atomic<bool> several{false};    // other threads have called, too
-  std::atomic<std::thread::id> ends;   // Python is exiting, and only this thread may go on
+  std::atomic<bool> several{false};    // whether other threads have called, too
+  std::atomic<std::thread::id> ends;   // the exiting thread, once Python exits; other threads' calls sleep
 } calls;
 
 void* begin_waiting() { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
@@ -52,13 +52,13 @@ void end_waiting(void* state) {
 }
 
 void* look_for_signals(void* state) {
-  if (state == nullptr) return nullptr;  // not one of Python's threads
+  if (state == nullptr) return nullptr;  // this thread is not one of Python's
   end_waiting(state);
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   return PyEval_SaveThread();
 }
 
-thread_local const GilRelease* innermost = nullptr;  // the innermost one of this thread
+thread_local const GilRelease* innermost = nullptr;  // this thread's innermost GilRelease
 
 struct GilUnlocker {
   void operator()(void* object) const noexcept {
@@ -87,10 +87,10 @@ const char* name_of(Why why) {
   }
 }
 
-// If Python has no memory, it sets MemoryError, but pybind11 throws an error of its own.
+// Whether Python has set MemoryError. pybind11 then throws another error.
 bool has_no_memory() { return PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0; }
 
-// The system has refused to start a thread.
+// Sets OSError, because the system has refused to start a thread.
 void set_error(const std::system_error& error) {
   py::set_error(PyExc_OSError, py::make_tuple(error.code().value(), error.code().message()));
 }

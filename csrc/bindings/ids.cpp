@@ -19,7 +19,7 @@ std::string text_of(py::handle name) {
   return utf8;
 }
 
-// An integer as Python's int, else null. True and False are not integers here.
+// Returns an integer as Python's int, else null. True and False are not integers here.
 py::object whole_of(py::handle number) {
   if (PyBool_Check(number.ptr())) return {};
   auto whole = py::reinterpret_steal<py::object>(PyNumber_Index(number.ptr()));

@@ -127,7 +127,7 @@ std::shared_ptr<Reader> read_log(const std::vector<std::tuple<std::string, uint6
 
 struct ReadRecord {
   std::optional<Operation> operation;
-  std::string wrong;  // why there is no operation
+  std::string wrong;  // why the record has no operation; empty: it has one
   uint64_t sequence, length;
   size_t segment, begin;
   py::object body;  // keeps the memory of the operation's parts alive

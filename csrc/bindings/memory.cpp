@@ -13,8 +13,8 @@ namespace {
 
 Address address_of(const ArrayMemory& memory) { return reinterpret_cast<Address>(memory.data); }
 
-// look(tensor): the address, the number of elements and the type of a tensor of torch's own class that is contiguous in
-// host memory. None: Python must look at it.
+// look(tensor): returns the address, the number of elements and the type of a tensor of torch's own class that is
+// contiguous in host memory. Returns None if Python must look at the tensor.
 PyObject* plain(PyObject*, PyObject* tensor) {
   return guarded([&] {
     ArrayMemory memory;

@@ -1,5 +1,5 @@
-// The module that Python imports. It takes only structs, addresses and scalars; fastagg/ops checks the tensors. Every
-// call that touches vectors releases the GIL.
+// The module that Python imports. Its functions take only structs, addresses and scalars. fastagg/ops checks the
+// tensors. Every call that touches vectors releases the GIL.
 #include <algorithm>
 #include <iterator>
 #include <map>

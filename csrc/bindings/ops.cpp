@@ -1,6 +1,6 @@
-// The kernels of whole steps, for fastagg/ops, which checks the tensors. Addresses and numbers are passed by name, so
-// that none can be confused. The calls do without pybind11, because for small vectors its structs and keywords take
-// three times as long as the rest.
+// Binds the kernels of whole steps for fastagg/ops, which checks the tensors. Addresses and numbers are passed by name,
+// so that no two can be confused. The calls do not use pybind11, because for small vectors pybind11's structs and
+// keywords take three times as long as the rest of a call.
 #include <array>
 #include <cfloat>
 #include <cmath>
@@ -34,7 +34,8 @@ void set(int64_t* place, PyObject* value) { *place = PyLong_AsLongLong(value); }
 void set(uint64_t* place, PyObject* value) { *place = PyLong_AsUnsignedLongLong(value); }
 void set(py::handle* place, PyObject* value) { *place = value; }
 
-// The arguments of a call: the pieces of an update, where it runs (None: on the CPU), and a dict with everything else.
+// The arguments of a call: the pieces of an update, the place where the call runs (None: the CPU), and a dict with
+// everything else.
 class KeywordFields {
  public:
   KeywordFields(PyObject* const* arguments, Py_ssize_t count) {
@@ -55,7 +56,7 @@ class KeywordFields {
       Py_ssize_t length = 0;
       const char* const text = PyUnicode_AsUTF8AndSize(key, &length);
       const std::string_view name(text, static_cast<size_t>(length));
-      size_t others = 0;  // names usually come in this order, so the next one is tried first
+      size_t others = 0;  // names usually come in this order, so the next name is tried first
       for (; at == places.end() || at->first != name; at = at == places.end() ? places.begin() : at + 1)
         if (++others > places.size() + 1) throw py::type_error("unknown argument '" + std::string(name) + "'");
       std::visit([value](auto place) { set(place, value); }, at->second);

@@ -1,4 +1,4 @@
-// Includes pybind11 in the way that this project needs. Every file includes this instead.
+// Includes pybind11 in the way that this project needs. Every file includes python.h instead of pybind11.
 #pragma once
 
 #include <Python.h>

@@ -7,7 +7,7 @@
 namespace fastagg::bindings {
 namespace {
 
-// Whether it is a dict, or an OrderedDict (as from state_dict()) without an attribute `kind`.
+// Whether the object is a dict, or an OrderedDict (as from state_dict()) without an attribute `kind`.
 bool is_plain_dict(PyObject* object) {
   return PyDict_CheckExact(object) || (PyODict_CheckExact(object) && PyObject_HasAttrString(object, "kind") == 0);
 }
@@ -34,7 +34,7 @@ UpdateReader::UpdateReader(const std::vector<std::tuple<py::object, ShapeVector,
   all_statistics_ = {py::none(), {statistics_}, statistics_, ArrayRole::kStatistic};
 }
 
-// Reads a tuple (parameters, statistics, counters). False: it does not fit this model, or has another form.
+// Reads a tuple (parameters, statistics, counters). Returns false if it does not fit this model, or has another form.
 bool UpdateReader::read_whole(py::handle model, Arrays& arrays, engine::Answer& answer, Places& statistics) const {
   const void* const flat = arrays.add(PyTuple_GET_ITEM(model.ptr(), 0), ElementType::kFloat32, &size_, 1);
   if (flat == nullptr || parts_.empty()) return false;
@@ -59,7 +59,7 @@ bool UpdateReader::read_whole(py::handle model, Arrays& arrays, engine::Answer& 
   return place == PyList_GET_SIZE(counters.ptr());
 }
 
-// Reads the model's arrays, by name or in order. False: they do not fit this model, or have another form.
+// Reads the model's arrays, by name or in order. Returns false if they do not fit this model, or have another form.
 bool UpdateReader::read_arrays(py::handle update, bool by_name, Arrays& arrays, engine::Answer& answer,
                                Places& statistics) const {
   const auto count = static_cast<Py_ssize_t>(parts_.size());

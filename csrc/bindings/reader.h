@@ -22,14 +22,14 @@ class UpdateReader {
  public:
   using ShapeVector = std::vector<int64_t>;
 
-  // `parts`: name, shape and role of the model's arrays in order; empty if only Python can read them. `named`: whether
-  // a dict is accepted. `whole`: the class ModelState. `limit`: of the magnitudes of statistics.
+  // `parts`: name, shape and role of the model's arrays in order; empty if only Python can read the arrays. `named`:
+  // whether a dict is accepted. `whole`: the class ModelState. `limit`: the largest magnitude of statistics.
   UpdateReader(const std::vector<std::tuple<py::object, ShapeVector, ArrayRole>>& parts, bool named, py::object whole,
                double limit, int64_t size);
 
   enum class UpdateForm { kNo, kVector, kArrays };
-  // Sets the answer's update, which lies in `arrays`, and copies the statistics that came with it. kNo: the update has
-  // another form or type, or does not fit the model. The code in Python then reads it and reports what is wrong.
+  // Sets the answer's update, which `arrays` keeps alive, and copies the statistics that came with the update. kNo: the
+  // update has another form or type, or does not fit the model. Python then reads the update and reports any mistake.
   UpdateForm read(py::handle update, Arrays& arrays, engine::Answer& answer) const;
 
  private:
@@ -45,7 +45,7 @@ class UpdateReader {
 
   std::vector<ModelPart> parts_;
   Py_ssize_t parameters_ = 0;   // number of parameters among the parts
-  ModelPart all_statistics_{};  // all statistics as one vector
+  ModelPart all_statistics_{};  // if all statistics came as one vector
   int64_t size_, statistics_ = 0;
   bool named_;
   py::object whole_;

@@ -49,8 +49,8 @@ PyObject* durable_of(PyObject* self, void*) {
                          receipt->log->durable >= receipt->value.sequence);
 }
 
-// The digest of the log up to the answer's record, in hexadecimal. None: the record is not on the disk yet, or no
-// longer remembered.
+// Returns the digest of the log up to the answer's record, in hexadecimal. None: the record is not on the disk yet, or
+// its digest is forgotten already.
 PyObject* digest_of(PyObject* self, void*) {
   const ReceiptObject* const receipt = receipt_of(self);
   if (receipt->log == nullptr || receipt->value.sequence == 0) Py_RETURN_NONE;
@@ -141,7 +141,7 @@ PyObject* flat_of(PyObject* self, void*) {
     if (!task->value.model) return Py_NewRef(Py_None);
     PyObject* const made = guarded([&] { return tensor_of(task->value.model, task->size).release().ptr(); });
     if (made == nullptr) return nullptr;
-    if (task->flat != nullptr) {  // another thread has made it first
+    if (task->flat != nullptr) {  // another thread has made the tensor first
       Py_DECREF(made);
     } else {
       task->flat = made;

@@ -1,6 +1,6 @@
-// Receipts and tasks as Python objects that contain the engine's own structs. One of each is made for every answer. So
-// they are made without calling their class, and become Python numbers only when they are read. fastagg.Receipt and
-// fastagg.Dispatch derive from these types and add everything else.
+// Receipts and tasks are Python objects that contain the engine's own structs. One of each is made for every answer. So
+// the objects are made without calling their class, and a field becomes a Python number only when it is read.
+// fastagg.Receipt and fastagg.Dispatch derive from these types and add everything else.
 #pragma once
 
 #include "../engine/answer.h"
@@ -22,7 +22,7 @@ struct TaskObject {
   PyObject_HEAD PyObject* client;
   PyObject* control;
   PyObject* layout;
-  PyObject* flat;  // the vector as a tensor, once it was asked for
+  PyObject* flat;  // the model's vector as a tensor, once it was read
   PyObject* params;
   PyObject* views;
   engine::Task value;  // its state is fastagg's Statistics or a ModelState; id 0: unknown
@@ -33,7 +33,7 @@ struct TaskObject {
 // Adds the types to the module. fastagg's classes derive from them.
 void bind_records(py::module_& m);
 
-// Makes an object of a class that derives from the type. Its fields are empty.
+// Makes an object of a class that derives from the type. The object's fields are empty.
 template <typename Object>
 py::object make(PyTypeObject* type) {
   PyObject* const made = type->tp_alloc(type, 0);
@@ -42,7 +42,7 @@ py::object make(PyTypeObject* type) {
 }
 inline ReceiptObject* receipt_in(const py::object& object) { return reinterpret_cast<ReceiptObject*>(object.ptr()); }
 inline TaskObject* task_in(const py::object& object) { return reinterpret_cast<TaskObject*>(object.ptr()); }
-// The task in an object, or null.
+// Returns the task in an object, or null if the object has another type.
 TaskObject* task_of(py::handle object);
 
 }  // namespace fastagg::bindings

@@ -13,7 +13,7 @@ namespace {
 
 using engine::Answer;
 
-// Makes an answer from a log's record. Its parts are in `body`, or in the file that it was streamed into (`update`).
+// Makes an answer from a log's record. Its parts are in `body`. An update that was streamed into a file is `update`.
 Answer answer_of(const ServerObject& server, const log::Operation& operation, const py::object& body,
                  const py::object& update) {
   const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };

@@ -1,5 +1,5 @@
-// A server as Python holds it, and its lock. The functions for Python are in several files: answers and rounds
-// (answers.cpp), tasks (tasks.cpp), records of a log (replay.cpp), state (engine.cpp).
+// The object that Python has of a server, and its lock. The functions for Python are in several files: answers and
+// rounds (answers.cpp), tasks (tasks.cpp), records of a log (replay.cpp), state (engine.cpp).
 #pragma once
 
 #include <limits>
@@ -15,31 +15,31 @@ namespace fastagg::bindings {
 
 // An engine, and the Python objects that its results need.
 struct ServerObject {
-  std::shared_ptr<engine::Engine> engine;  // callers that do not hold its lock read it through now()
+  std::shared_ptr<engine::Engine> engine;  // callers without its lock call now() instead
   int64_t size;
   py::object layout, task_type, receipt_type;
   bool has_control;
   std::optional<UpdateReader> reader;  // reads the usual forms of updates
   py::object journal = py::none();
-  std::shared_ptr<log::Journal> log;  // the same object
+  std::shared_ptr<log::Journal> log;  // the log of `journal`
   py::object tell = py::none();
   double slow = std::numeric_limits<double>::infinity();
-  bool by_time = false;  // whether calls end a round that is due
+  bool by_time = false;  // whether calls end a round whose time is over
   int32_t device = -1;   // the CUDA device of the kernels; negative: the CPU
 
-  // A forked child may have inherited the atomic's lock from a thread that it does not have. The child has only one
-  // thread.
+  // In a forked child the atomic's lock may be held by a thread that the child does not have. The child has only one
+  // thread, so it reads the engine without the atomic.
   std::shared_ptr<engine::Engine> now() const {
     return store::process() == process ? std::atomic_load(&engine) : engine;
   }
   const int process = store::process();
-  // Whether a call is long enough to let other threads run. A device's call only waits for the device, which does so
-  // anyway.
+  // Whether a call is long enough to release the GIL for it. A call on a device is not: its only long part, the wait
+  // for the device, releases the GIL anyway.
   bool is_long() const { return device < 0 && size >= kWorthReleasing; }
   PyTypeObject* receipts() const { return reinterpret_cast<PyTypeObject*>(receipt_type.ptr()); }
 };
 
-// Calls `act` with the engine. If another one has replaced it by then, calls it again with that one.
+// Calls `act` with the engine. If another engine has replaced this one, calls `act` again with the new engine.
 template <typename Act>
 auto with_engine(ServerObject& server, Act act) {
   for (;;) {
@@ -52,7 +52,7 @@ auto with_engine(ServerObject& server, Act act) {
   }
 }
 
-// Holds the lock. A reader may hold it already, because a user's own rule may read the server.
+// Holds the engine's lock. A reader's thread may hold the lock already, because a user's own rule may read the server.
 class LockHolder {
  public:
   LockHolder(ServerObject& server, bool reads) : server_(server), reads_(reads) {}
@@ -85,13 +85,13 @@ auto reading(ServerObject& server, Act act) {
 
 // -- the functions for Python; those with a list of arguments are called without pybind11
 
-// receive(client, update, version, num_samples, task, offset, incarnation): the receipt, or None if only Python can
-// read the update. Python then calls again with its numbers.
+// receive(client, update, version, num_samples, task, offset, incarnation): returns the receipt, or None if only Python
+// can read the update. Python then calls again with the update's Numbers.
 PyObject* take(ServerObject& server, PyObject* const* args);
-// receive_many(answers, begin): the outcomes of the first answers from `begin` on, up to one that only Python can read.
-// Answers are (client, update, version, num_samples, task, offset, incarnation); all but the first two may be left out.
+// receive_many(answers, read_in_python, outcomes): takes a list of fastagg.Answer, and appends each one's receipt or
+// error to `outcomes`. `read_in_python` reads an answer that only Python can read.
 PyObject* take_many(ServerObject& server, PyObject* const* args);
-// Returns the rate, or None. The step is on the disk when it returns.
+// Ends a round. Returns the step's rate, or None without a step. Waits for the disk if the senders of a step would.
 py::object close_round(ServerObject& server, bool if_due);
 // Ends a round whose time is over. Called before a version is sent and before an answer is read.
 inline void close_if_due(ServerObject& server) {
@@ -101,10 +101,10 @@ inline void close_if_due(ServerObject& server) {
 void stay_in_host(engine::Numbers& numbers);
 void bind_numbers(py::module_& m);
 
-// dispatch(client, format, local_steps): `format` is a place among the formats of encoded updates, or None.
-// `local_steps` takes the place of the rule's number, unless it is None.
+// dispatch(client, format, local_steps): `format` is a place among the formats of encoded updates, or None. Unless
+// `local_steps` is None, it replaces the rule's number.
 PyObject* dispatch(ServerObject& server, PyObject* const* args);
-// Makes a task for another client, with the version and the model of the first one's.
+// Makes a task for client `to`, with the version and the model of the task of `from`.
 py::object hand_on(ServerObject& server, py::handle from, py::handle to);
 
 // Executes a record's operation. `update`: the file that an answer was streamed into.

@@ -88,7 +88,7 @@ void bind_structs(py::module_& m) {
   const py::kw_only by_name;
 
   m.attr("optimizers") = facts_of_optimizers(Optimizers{});     // by name: the optimizer's moments
-  m.attr("plain_optimizers") = plain_optimizers(Optimizers{});  // those without 8-bit moments
+  m.attr("plain_optimizers") = plain_optimizers(Optimizers{});  // the optimizers without 8-bit moments
   m.attr("row_formats") = facts_of_formats(RowFormats{});       // by name: bits per element, and whether it has scales
   m.attr("scale_block") = kScaleBlock;
   m.attr("block") = kBlock;

@@ -17,7 +17,7 @@ namespace fastagg {
 
 using Address = uintptr_t;
 
-// In Python: fastagg.errors.ConfigError.
+// Becomes fastagg.errors.ConfigError in Python.
 class SettingError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -27,7 +27,7 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// The place of a name in a list of types or names.
+// Returns the place of a name in a list of types.
 template <typename... Each>
 int named(const std::string& name, List<Each...>, const char* what) {
   int result = -1, place = 0;
@@ -38,7 +38,7 @@ int named(const std::string& name, List<Each...>, const char* what) {
   throw SettingError(std::string(what) + ": unknown '" + name + "'; known: " + known);
 }
 
-// The place of a name in an array of names.
+// Returns the place of a name in an array of names.
 template <size_t Count>
 int named(const std::string& name, const char* const (&names)[Count], const char* what) {
   const auto* const place = std::find(std::begin(names), std::end(names), name);
@@ -51,7 +51,7 @@ pybind11::tuple names_of(List<Each...>) {
   return pybind11::make_tuple(Each::kName...);
 }
 
-// Sets fields of a struct from a dict, by (name, field, name, field, ...). Returns how many of them the dict has.
+// Sets fields of a struct from a dict, by (name, field, name, field, ...). Returns how many of the names the dict has.
 template <typename T>
 size_t set_fields(T&, const pybind11::dict&) {
   return 0;
@@ -68,7 +68,7 @@ T made_of(const pybind11::dict& settings, Fields... fields) {
   if (set_fields(made, settings, fields...) != settings.size()) throw pybind11::type_error("a field that is not there");
   return made;
 }
-// Binds such a struct as a Python class that is made by keyword.
+// Binds a struct as a Python class that is made by keyword.
 template <typename T, typename... Fields>
 void bind_fields(pybind11::module_& m, const char* name, Fields... fields) {
   pybind11::class_<T>(m, name).def(

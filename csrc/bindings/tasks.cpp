@@ -29,7 +29,7 @@ py::object filled(ServerObject& server, py::object made, py::object client, engi
   return made;
 }
 
-// The control variate that goes with a client's task, or None.
+// Returns the control variate that goes with a client's task, or None.
 py::object control_of(const ServerObject& server, const py::handle& client) {
   return server.has_control ? py::object(python_of(*server.now()->extension).attr("sent")(client)) : py::none();
 }

@@ -68,7 +68,7 @@ struct BatchOrder {
   static constexpr int64_t kMostSamples = int64_t{1} << 31;
 };
 
-// A training that a crew does or has done. It keeps alive what the crew reads and writes.
+// A training that a crew does or has done. The object keeps alive the memory that the crew reads and writes.
 class Training {
  public:
   Training(std::shared_ptr<Crew> crew, std::shared_ptr<LayerTable> table, BatchOrder order,
@@ -99,7 +99,7 @@ class Training {
   train::CrewTask task_{};
 };
 
-// Trains at once, or lets `crew` do it. Then `kept` must own all memory given by address.
+// Trains at once, or lets `crew` train. With a crew, `kept` must own all memory that is given by address.
 std::unique_ptr<Training> train_client(const std::shared_ptr<LayerTable>& table, Address start, Address buffers,
                                        Address x, Address y, int64_t samples, const py::tuple& order, float lr,
                                        float momentum, float weight_decay, float mu, bool gradient, Address out,

@@ -48,7 +48,7 @@ void AllClients::plan_bounds() {
   direct_ = setting_.direct || fell;
 }
 
-// Describes how the update's row replaces its client's last one.
+// Describes how the update's row replaces its client's last row.
 Direction AllClients::exchange() const {
   const RowWeights::PlannedWeights& next = weights_.next;
   Direction direction;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kLeastRound = 5;  // in a smaller step no client's updates count as a majority
 
-// The number that more than half of the entries have, or -1.
+// Returns the number that more than half of the entries have, or -1.
 int64_t majority_of(const std::vector<int64_t>& clients) noexcept {
   int64_t candidate = -1, votes = 0;
   for (const int64_t client : clients) {
@@ -57,8 +57,8 @@ double BufferedDirection::grace(int64_t waiting) const {
   return enough ? setting_.grace : HUGE_VAL;
 }
 
-// Plans to add all updates to the sum. If they make a step, the last one is not added, because the step's kernel reads
-// it directly.
+// Plans to add all updates to the sum. If the updates make a step, the last update is not added, because the step's
+// kernel reads it directly.
 Outcome BufferedDirection::plan(const Contributions& contributions, bool closes, ReadMode mode) {
   int64_t count = 0;
   for (const Contribution& contribution : contributions) count += contribution.count;

@@ -7,8 +7,8 @@
 namespace fastagg::engine {
 namespace {
 
-// Numbers of 2^63 and above are stored as names with this first byte. UTF-8 text never contains it, so no name equals
-// them.
+// Numbers of 2^63 and above are stored as names with this first byte. UTF-8 text never contains this byte, so no
+// client's name equals such a number.
 constexpr char kLargeNumber = '\xff';
 constexpr int32_t kNone = -1;
 

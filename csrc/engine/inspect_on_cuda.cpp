@@ -10,8 +10,8 @@
 namespace fastagg::engine {
 namespace {
 
-// Up to this many bytes of a caller's memory are kept until kernels have read them. For more, torch has been told
-// (bindings/arrays.h), but an emulated device has no torch.
+// A caller's update of at most so many bytes is kept alive until kernels have read it. For a larger update, torch has
+// been told not to reuse the memory (bindings/arrays.h). For an emulated device torch is not told.
 #if defined(FASTAGG_CUDA_EMULATED)
 constexpr int64_t kKept = INT64_MAX;
 #else
@@ -62,12 +62,12 @@ class CudaInspector : public Inspector {
     card_.queue->wait();
     if (is_.combines && answer.update.pieces.front().dtype == kDeviceEncoded) {
       auto& there = *static_cast<DeviceUpdate*>(answer.owner.get());
-      there.numbers = nullptr, there.made = {};  // the queue holds them until they are read
+      there.numbers = nullptr, there.made = {};  // the queue keeps the numbers' memory until they are read
     }
     pending.norm = norm_of(sums[0]);
   }
 
-  // Computes the sums that are needed of each tensor of an update, and waits for them.
+  // Computes sums over each tensor of an update, and waits for the sums.
   void sum_tensors(const Update& update, cpu::Tensors& tensors) const {
     const auto places = static_cast<int64_t>(tensors.begins().size());
     auto* const begins = reinterpret_cast<int64_t*>(parts_.data);
@@ -110,7 +110,7 @@ class CudaInspector : public Inspector {
     answer.update.add(there, size, kFloat32);
   }
 
-  // Sends only the bytes. The device decodes them.
+  // Sends only the encoded bytes of an update. The device decodes the bytes.
   void bring_encoded(Answer& answer) const {
     const auto from = store::encoded_in(answer.update);
     const auto there = std::make_shared<DeviceUpdate>(*from, card_.memory->bytes(from->nbytes));
@@ -129,8 +129,8 @@ class CudaInspector : public Inspector {
 
   const Card card_;
   const DirectionState::Traits& is_;
-  store::Vector scratch_;  // for measurements
-  store::Vector parts_;    // for tensors: where they begin, and their sums
+  store::Vector scratch_;  // working memory for norms
+  store::Vector parts_;    // where each tensor begins, and the sums over tensors
 };
 
 }  // namespace

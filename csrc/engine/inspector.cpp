@@ -20,8 +20,8 @@ class CpuInspector : public Inspector {
 
   void inspect(PendingAnswer& pending, bool prepared) const override {
     Answer& answer = *pending.answer;
-    // An extension and an ordered round keep what they read, but the record's memory is reused. If the numbers are
-    // already the engine's own, they only need to be written to the record.
+    // An extension and an ordered round keep the numbers that they read, but the record's memory is reused. So `kept`
+    // numbers get memory of their own, and are then copied to the record. Private numbers are there already.
     const bool copies = !answer.blob && !store::is_encoded(answer.update);
     const bool has_room = !pending.record.empty() && copies;
     const bool kept = prepared || is_.keeps || answer.is_private;
@@ -31,14 +31,14 @@ class CpuInspector : public Inspector {
   }
 
  private:
-  // The sum of squares of an update.
+  // Returns the sum of squares of an update.
   double squares_of(const Answer& answer, cpu::Tensors* tensors) const {
     if (tensors == nullptr && store::is_encoded(answer.update)) return store::encoded_in(answer.update)->squares();
     return cpu::sum_squares(answer.update, tensors);
   }
 
-  // Copies an update to a record or to memory of its own. If it is a model, the one it was trained from is subtracted.
-  // Returns the copy's sum of squares.
+  // Copies an update to the record, or to memory of its own if `record` is null. A private update is not copied. From a
+  // trained model the base is subtracted. Returns the sum of squares.
   double absorb(Answer& answer, log::Operation* record) const {
     if (answer.is_private) return squares_of(answer, is_.tensors);
     std::vector<log::Part> parts;
@@ -59,7 +59,7 @@ class CpuInspector : public Inspector {
   }
 
   const DirectionState::Traits& is_;
-  const std::shared_ptr<store::Shelf> shelf_ = std::make_shared<store::Shelf>();  // for a round's updates
+  const std::shared_ptr<store::Shelf> shelf_ = std::make_shared<store::Shelf>();  // memory for a round's updates
 };
 
 }  // namespace

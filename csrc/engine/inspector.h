@@ -1,4 +1,5 @@
-// Reads updates: on the CPU, which copies them, or on a device, which returns their norms. A server has one of the two.
+// Reads updates, and computes their norms. One kind of inspector is for the CPU, and also copies updates. The other
+// kind is for a device.
 #pragma once
 
 #include <cmath>
@@ -15,19 +16,19 @@ struct Settings;
 class Inspector {
  public:
   virtual ~Inspector() = default;
-  // An answer's numbers in host memory, for a log.
+  // Returns an answer's numbers in host memory, for a log.
   virtual const Update& numbers(const Answer& answer) const = 0;
   // Rejects an answer early if it is certainly invalid.
   virtual void look_at(const Answer&) const {}
-  // Reads the update once. If the record has room for its numbers, they are in it afterwards. `prepared`: the extension
-  // will read the update, too.
+  // Reads the update once. If the record has room for the update's numbers, copies them there. `prepared`: whether the
+  // extension will read the update, too.
   virtual void inspect(PendingAnswer& pending, bool prepared) const = 0;
 };
 
 // The inspector on the CPU.
 std::unique_ptr<Inspector> inspector_here(const DirectionState& direction);
 
-// Returns the norm. Refuses an update that is not finite.
+// Returns the norm for a sum of squares. Refuses an update that is not finite.
 inline double norm_of(double squares) {
   if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
   return std::sqrt(squares);

@@ -13,7 +13,7 @@ namespace {
 // The uses of a step's key. Each is the nonce of its own random numbers.
 enum NoiseUse : uint64_t { kElements = 0, kCount, kStored };
 
-// An incarnation that no version has, for use with the master key. Real ones have 63 bits.
+// An incarnation that no version has, for use with the master key. Real incarnations have 63 bits.
 constexpr uint64_t kNobody = UINT64_MAX;
 
 double normal_of(const ChaChaKey& key) {
@@ -70,7 +70,7 @@ Noise Privacy::noise(double divisor) const {
   return noise;
 }
 
-// Correlated noise is a weighted sum of all noise so far, and its weights' magnitudes add up to at most 2 (privacy.py).
+// Correlated noise is a weighted sum of all noise so far. The weights' magnitudes add up to at most 2 (privacy.py).
 double Privacy::bound(double divisor) const {
   return kLargestNormal * setting.noise * clip_ / divisor * (sums_.empty() ? 1.0 : 2.0);
 }

@@ -1,5 +1,5 @@
-// Makes a server's log records. Without a log all records are empty, and callers need not check for one. A record is
-// made before anything changes, because that may fail. It is added together with the change.
+// Makes a server's log records. Without a log all records are empty, and callers need not check for a log. A record is
+// made before anything changes, because making a record may fail. The record is added together with the change.
 #pragma once
 
 #include <memory>
@@ -34,8 +34,8 @@ class Records {
   std::shared_ptr<log::Journal> journal_;
 };
 
-// The layout of an update's copy in memory: runs of pieces of one type. For a trained model it is that of its
-// difference.
+// Returns the layout of an update's copy in memory: a part for each run of pieces of one type. The copy of a trained
+// model is its difference from the base, in fp32.
 std::vector<log::Part> parts_of(const Answer& answer, const Update& update);
 Update update_at(const std::vector<log::Part>& parts);
 

@@ -10,9 +10,9 @@ namespace {
 
 constexpr int64_t kNever = INT64_MIN / 2;
 
-// The largest factor by which the sum may have been heavier before. Up to it, earlier rounding errors are at most a
-// millionth of the sum. If weights are nearly equal, only clients that leave the sum can make it so much lighter, and
-// their number is bounded.
+// The largest factor by which the sum may have been heavier before. Up to this factor, earlier rounding errors are at
+// most a millionth of the sum. If weights are nearly equal, the sum becomes so much lighter only when clients leave the
+// sum. The number of those clients is bounded.
 constexpr double kLargestFall = 16.0, kNearlyEqual = 2.0;
 
 }  // namespace
@@ -32,7 +32,7 @@ void RowWeights::plan(int64_t client, double share, bool enters) {
   next.heaviest_total = std::max(heaviest_total_, next.total);
 }
 
-// If heavier rows have left the sum, it still has the rounding errors of the larger sum.
+// If heavier rows have left the sum, the sum still has the rounding errors of the time before.
 double RowWeights::bound(double of_rows, double of_sum, bool direct) {
   next.row_bound = of_rows;
   next.peak = direct ? 0.0 : std::max(peak_, of_sum);
@@ -113,7 +113,7 @@ Freshness::Freshness(RowWeights& of, int64_t max_delay, bool by_dispatch, bool f
     : of_(of), max_delay_(max_delay), by_dispatch_(by_dispatch), full_(full), begun_(of.shares.size(), kNever) {}
 
 void Freshness::before_sending(int64_t version) {
-  if (due_count_ > 4 * of_.clients() + 1024) {  // most entries are of dispatches that later ones replaced
+  if (due_count_ > 4 * of_.clients() + 1024) {  // most entries are of dispatches that later dispatches replaced
     std::unordered_map<int64_t, std::vector<int64_t>> due;
     for (size_t i = 0; i < begun_.size(); ++i)
       if (begun_[i] >= expired_) due[begun_[i]].push_back(static_cast<int64_t>(i));
@@ -134,8 +134,8 @@ void Freshness::sent(int64_t client, int64_t version) noexcept {
   ++due_count_;
 }
 
-// Finds the clients that are now too old for the sum, and those that have returned. Each is looked at once after every
-// dispatch.
+// Finds the clients whose rows are now too old for the sum, and the clients whose rows return. A client is checked once
+// after each dispatch.
 void Freshness::plan_terms(int64_t client, int64_t oldest) {
   RowWeights::Terms& terms = of_.next.terms;
   for (int64_t version = expired_; version < oldest; ++version) {
@@ -159,7 +159,7 @@ bool Freshness::plan(const Contribution& contribution) {
   of_.next.terms.clear();
   const int64_t oldest = contribution.now - max_delay_;
   expired_next_ = begins() ? std::max(expired_, oldest) : expired_;
-  if (!by_dispatch_ && contribution.start >= expired_next_) {  // older versions would never be looked at again
+  if (!by_dispatch_ && contribution.start >= expired_next_) {  // the entries of older versions would never be checked
     std::vector<int64_t>& due = due_[contribution.start];
     if (due.size() == due.capacity()) due.reserve(2 * due.size() + 4);
   }

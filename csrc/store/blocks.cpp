@@ -19,7 +19,7 @@ namespace fastagg::store {
 namespace {
 
 constexpr size_t kWorthKeeping = size_t{1} << 16;  // the C library reuses smaller blocks as fast
-constexpr int kKeptPerSize = 2;                    // more blocks of a size go back to the operating system
+constexpr int kKeptPerSize = 2;                    // how many blocks of a size are kept for reuse
 constexpr size_t kAlignment = 64;
 
 struct KeptBlock {
@@ -100,7 +100,7 @@ void* take(size_t nbytes) {
   FreeBlocks& held = free_blocks();
   {
     const std::lock_guard<std::mutex> lock(held.mutex);
-    KeptBlock* last = nullptr;  // the last one given back, which caches may still hold
+    KeptBlock* last = nullptr;  // the block that was given back last, which caches may still hold
     for (KeptBlock& kept : held.kept)
       if (kept.block != nullptr && kept.nbytes == nbytes && (last == nullptr || kept.since > last->since)) last = &kept;
     if (last != nullptr) return std::exchange(*last, {}).block;
@@ -135,7 +135,7 @@ std::shared_ptr<void> Shelf::take(size_t nbytes) {
     const std::lock_guard<std::mutex> lock(free_blocks().mutex);
     const auto fits = [=](const Block& spare) { return spare.get_deleter().nbytes >= nbytes; };
     const auto last =
-        std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // the last one, which caches may still hold
+        std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // the block given back last, which caches may still hold
     if (last != blocks_.rend()) {
       block = std::move(*last);
       blocks_.erase(std::next(last).base());

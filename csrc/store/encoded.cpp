@@ -12,7 +12,7 @@ namespace fastagg::store {
 namespace {
 
 constexpr char kMagic[] = {'F', 'A', 'E', 'U'};
-constexpr int64_t kLargest = int64_t{1} << 40;  // elements; with this limit no length overflows
+constexpr int64_t kLargest = int64_t{1} << 40;  // the most elements, so that no length overflows
 
 [[noreturn]] void refuse(const std::string& text) { throw Refusal(Why::kEncoding, "encoded update: " + text); }
 
@@ -47,8 +47,8 @@ std::vector<Encoded::Array> arrays_of(const WireHead& head, int64_t* nbytes) {
   return arrays;
 }
 
-// The first place below `count` that is not valid, or `count`. Whole runs are checked at once, so that the compiler can
-// use vector instructions.
+// Returns the first place below `count` that is not valid, or `count`. Whole runs are checked at once, so that the
+// compiler can use vector instructions.
 template <typename Fit>
 int64_t first_unfit(int64_t count, Fit is_fit) {
   constexpr int64_t kRun = 1024;
