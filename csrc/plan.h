@@ -18,8 +18,8 @@
 namespace fastagg {
 
 enum Dtype : int { kFloat32 = 0, kFloat16, kBFloat16, kDtypes };
-// The types of a whole encoded update. For kEncoded, Piece::data points to a Wire. For kDeviceEncoded it points to a
-// DeviceWire, which lies in host memory and has addresses on the device.
+// The types of a whole encoded update. For kEncoded, Piece::data points to a Wire. For kDeviceEncoded, Piece::data
+// points to a DeviceWire, which lies in host memory and has addresses on the device.
 constexpr Dtype kEncoded = static_cast<Dtype>(8), kDeviceEncoded = static_cast<Dtype>(9);
 struct DeviceWire : Wire {
   const float* numbers = nullptr;  // the decoded numbers; null if they have been released
@@ -129,8 +129,8 @@ struct Exchange {
   Row coded{};  // the new row, if the update was sent in the rows' format; the update is then not read
 };
 
-// The sum over clients' rows. Each term adds weight*row to it: before D is formed for kMean, afterwards for
-// kCalibrated (math/directions.h).
+// The sum over clients' rows. Each term adds weight*row to the sum. A mean adds the terms before the direction is
+// formed, and a calibrated direction adds them afterwards (math/directions.h).
 struct Sum {
   float* values = nullptr;
   float entering = 1.0f, leaving = 1.0f;
@@ -138,8 +138,8 @@ struct Sum {
   std::vector<Term> terms;
 };
 
-// Noise that a step adds to its direction (math/noise.h): `scale` times n. Here n are normal numbers with standard
-// deviation `deviation`. With past noise, n <- n - sum of omega*past, and then each past <- theta*past + n.
+// Noise that a step adds to its direction (math/noise.h): `scale` times n. n is a vector of normal numbers with
+// standard deviation `deviation`. With past noise, n <- n - sum of omega*past, and then each past <- theta*past + n.
 constexpr int kMostPast = 8;
 struct PastNoise {
   float* values;
@@ -187,7 +187,7 @@ struct Moments {
 struct HalfModel {
   const uint16_t* x = nullptr;  // null: the model is fp32
   uint16_t* x_out = nullptr;    // may be x
-  RandomKey key{};              // of the rounding
+  RandomKey key{};              // the key of the rounding
 };
 
 struct Optimizer {

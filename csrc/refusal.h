@@ -18,7 +18,7 @@ enum class Why {
   kTooSoon,  // a client takes part too often
   kReentered,
   kOtherProcess,
-  kRetired,  // another engine has replaced this one; the caller must use that one
+  kRetired,  // another engine has replaced this one; the caller must use the other engine
   kNotFinite,
   kTooLarge,
   kSetting,     // an argument or a setting that does not fit the rule

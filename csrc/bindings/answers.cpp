@@ -65,7 +65,7 @@ class AnswerTimer {
     try {
       server_.tell(took.count() - waited, waited, delays_, tasks_);
     } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_Exception)) throw;  // a signal handler's, such as KeyboardInterrupt
+      if (!error.matches(PyExc_Exception)) throw;  // raised by a signal handler, such as KeyboardInterrupt
       error.discard_as_unraisable("the report of a slow update");
     } catch (const std::bad_alloc&) {  // memory is short: this report is left out
     }
@@ -276,7 +276,7 @@ PyObject* take(ServerObject& server, PyObject* const* args) {
   return receipt.release().ptr();
 }
 
-// Its arguments are described in server.h.
+// server.h describes the arguments.
 PyObject* take_many(ServerObject& server, PyObject* const* args) {
   const py::handle read_in_python(args[1]);
   Batch batch;

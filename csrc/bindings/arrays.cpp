@@ -184,7 +184,7 @@ const void* array_data(py::handle array, ElementType element, const int64_t* sha
     PyErr_Clear();
     return nullptr;
   }
-  const char* formats = wanted.code == kFloat ? "f" : "lq";  // one letter each
+  const char* formats = wanted.code == kFloat ? "f" : "lq";  // each letter is a format
   const bool fits = view.itemsize == wanted.bits / 8 && view.format != nullptr && view.format[0] != 0 &&
                     view.format[1] == 0 && std::strchr(formats, view.format[0]) != nullptr && view.ndim == dims &&
                     std::equal(shape, shape + dims, view.shape) && view.len > 0;
@@ -312,8 +312,8 @@ bool is_plain(py::handle array, const ArrayMemory& memory) {
   const py::object storage = storage_of(array);
   if (!storage) return false;
   const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(array.ptr(), torch.offset);
-  return begin >= 0 && held >= width_of(memory.element) *
-                                   (begin + memory.size);  // resize_ may have left a storage too small for this tensor.
+  // resize_ may have left a storage too small for this tensor.
+  return begin >= 0 && held >= width_of(memory.element) * (begin + memory.size);
 }
 
 bool has_memory(py::handle array, const ArrayMemory& memory) {

@@ -1,4 +1,5 @@
-// Binds the CUDA kernels as `_native.cuda`. They take the CPU functions' structs, CUDA's own, and a device and stream.
+// Binds the CUDA kernels as `_native.cuda`. The kernels take the CPU functions' structs, structs of their own, a device
+// and a stream.
 #include "../cuda/cuda.h"
 
 #include "structs.h"

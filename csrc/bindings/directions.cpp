@@ -1,4 +1,4 @@
-// Binds the states of directions, clients' rows, and their memory. fastagg/rules makes them.
+// Binds the states of directions, clients' rows, and their memory. fastagg/rules makes these objects.
 #include "../engine/aligned.h"
 #include "../engine/all_clients.h"
 #include "../engine/buffers.h"
@@ -25,7 +25,7 @@ using py::arg;
 // -- memory and kernels
 
 #if defined(FASTAGG_CUDA)
-// Memory on a device. Torch allocates it on the caller's current stream.
+// Memory on a device. Torch allocates the memory on the caller's current stream.
 class DeviceMemory : public store::Memory {
  public:
   // `allocate(nbytes)` returns a tensor.

@@ -262,11 +262,11 @@ void bind_engine(py::module_& m) {
       .def("watch", [](ServerObject& server, double slow,
                        py::object tell) { server.slow = slow, server.tell = std::move(tell); })
       .def("measure", [](ServerObject& server) { server.engine->measure(); })
-      // work on the current stream that reads the server's memory must come after the server's own work
+      // Makes the current stream wait for the server's own work, before other work reads the server's memory.
       .def("follow", [](const ServerObject& server) { server.engine->follow(); })
       .def_property_readonly("flat", [](ServerObject& server) { return tensor_of(current(server).first, server.size); })
-      // the same vector without marking it as shared: only for the holder of the lock, who must drop it before
-      // unlocking
+      // The same vector, without marking the version as shared. Only the holder of the lock may call this, and must
+      // drop the vector before unlocking.
       .def_property_readonly("model",
                              [](ServerObject& server) {
                                server.engine->follow();
@@ -292,7 +292,7 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("steps", read_by([](Engine& engine) { return engine.ledger.steps; }))
       .def_property_readonly("offset", read_by([](Engine& engine) { return engine.ledger.offset; }))
       .def_property_readonly("incarnations", read_by([](Engine& engine) { return engine.ledger.incarnations.all; }))
-      // the ledger, for the holder of the lock
+      // The ledger. Only the holder of the lock may use these functions.
       .def(
           "find",
           [](ServerObject& server, py::handle client, py::handle version, py::handle task, py::handle offset,

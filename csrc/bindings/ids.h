@@ -10,7 +10,7 @@ namespace fastagg::bindings {
 
 namespace py = pybind11;
 
-// Returns Python's id. Throws Refusal, kUnknownClient, if `client` is not an id.
+// Returns the engine's id for Python's `client`. Throws Refusal, kUnknownClient, if `client` is not an id.
 ClientId id_of(py::handle client);
 // Returns Python's own number or text.
 py::object to_python(const ClientId& id);

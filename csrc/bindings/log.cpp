@@ -12,7 +12,8 @@ namespace {
 using namespace log;
 using py::arg;
 
-// A disk in Python, for tests, which may simulate a loss of power. It has the methods of fastagg.durable.disk.Disk.
+// A disk in Python, for tests, which may simulate a loss of power. The Python object has the methods of
+// fastagg.durable.disk.Disk.
 class PythonDisk : public Disk {
  public:
   explicit PythonDisk(py::object disk) : disk_(owner_of(std::move(disk))) {}

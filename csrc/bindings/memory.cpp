@@ -24,7 +24,8 @@ PyObject* plain(PyObject*, PyObject* tensor) {
   });
 }
 
-// look_1d(tensor, elements, type): the tensor's address if it is such a vector, else None.
+// look_1d(tensor, elements, type): returns the address of a 1-D tensor of so many elements of this type. Returns None
+// for any other object.
 PyObject* vector_at(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
     ArrayMemory memory;
@@ -43,7 +44,7 @@ void bind_memory(py::module_& to) {
   m.def("use_torch", &use_torch, py::arg("tensor"), py::arg("exchange"), py::arg("from_dlpack"), py::arg("ndarray"),
         py::arg("tensors"));
   m.def("is_fit_for_torch", &is_fit_for_torch);
-  // pybind11 would take longer than these functions do
+  // Bound without pybind11, whose calls would take longer than these functions.
   static std::array<PyMethodDef, 3> methods{
       PyMethodDef{"look", &plain, METH_O, nullptr},
       PyMethodDef{"look_1d", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&vector_at)), METH_FASTCALL,

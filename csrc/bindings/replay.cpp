@@ -13,7 +13,8 @@ namespace {
 
 using engine::Answer;
 
-// Makes an answer from a log's record. Its parts are in `body`. An update that was streamed into a file is `update`.
+// Makes an answer from a log's record. The answer's parts are in `body`. If the update was streamed into a file, it is
+// in `update`.
 Answer answer_of(const ServerObject& server, const log::Operation& operation, const py::object& body,
                  const py::object& update) {
   const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
@@ -24,7 +25,7 @@ Answer answer_of(const ServerObject& server, const log::Operation& operation, co
   answer.samples = operation.share;
   if (operation.known != 0 && !operation.again) answer.decided = &operation;
   answer.is_private = true;
-  // The owner is wrapped in another one, so that pieces_of does not take the record's memory for the update's own
+  // The owner is wrapped in another owner, so that pieces_of does not take the record's memory for the update's own
   // object.
   answer.owner = std::make_shared<store::Owner>(owner_of(body));
   if (!(std::isfinite(operation.share) && operation.share >= 0.0))

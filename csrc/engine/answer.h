@@ -63,7 +63,7 @@ struct Answer : Numbers {
   int64_t version = INT64_MIN;          // kLastSent: the version that the client was sent last
   std::optional<uint64_t> incarnation;  // the task's incarnation, if the sender states it
   int64_t task = 0;                     // the task's id; 0: not given
-  int64_t offset = -1;                  // in the queue that the answer was read from; -1: not given
+  int64_t offset = -1;                  // the offset in the queue that the answer was read from; -1: not given
   double samples = std::numeric_limits<double>::quiet_NaN();  // NaN: not given
   const log::RecordFields* decided = nullptr;                 // in a recovery: the recorded outcome
   Receipt receipt;                                            // the result

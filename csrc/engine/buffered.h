@@ -21,7 +21,7 @@ class BufferedDirection : public DirectionState, public Sums {
     int64_t capacity;
     bool synchronous;
     int64_t size;               // the number of the vector's elements
-    bool closes_first = false;  // a sum for which the round has no room first ends the round, then begins the next
+    bool closes_first = false;  // whether a sum that does not fit into the round first ends the round
     int64_t at_least = 0;
     double grace = 0.0;
     double divisor = 0.0;  // of the sum; 0: the sum of shares; negative: the sum of shares times weights
@@ -47,9 +47,9 @@ class BufferedDirection : public DirectionState, public Sums {
   int64_t nbytes() const override { return privacy_ ? privacy_->nbytes() : 0; }
 
   struct Round {
-    std::vector<int64_t> versions;              // of the updates so far
-    std::vector<int64_t> clients;               // their places; empty if clients are not counted, or a leaf's sum came
-    double total = 0.0, bound = 0.0;            // the sum of the updates' shares; a bound on what is stored of them
+    std::vector<int64_t> versions;              // the versions that the updates so far were trained from
+    std::vector<int64_t> clients;               // by place; empty if clients are not counted, or a leaf's sum came
+    double total = 0.0, bound = 0.0;            // the sum of the updates' shares; a bound on the stored elements
     double next_total = 0.0, next_bound = 0.0;  // the same, including the planned updates,
     double divisor = 0.0;                       // and the divisor of their sum
   };
@@ -70,7 +70,7 @@ class BufferedDirection : public DirectionState, public Sums {
   // Saves or loads the sum. Returns false if the loaded data does not fit the round's versions.
   virtual bool sum_fields(Archive& archive) = 0;
   void plan_numbers(const Contributions& contributions, bool steps);
-  // `term`: the value of one unit of the sum in the direction.
+  // Steps along the sum times `term` / divisor.
   void step_along(Runner& runner, double term, const Optimizer& optimizer);
 
   const Setting setting_;

@@ -36,10 +36,10 @@ class SummedBuffer : public BufferedDirection {
   std::vector<HeldUpdate> waiting_;
   // Planned:
   bool waits_ = false;                 // whether the update is stored as it came
-  std::vector<WeightedUpdate> terms_;  // the updates that are read as they came, besides the last one of a step
+  std::vector<WeightedUpdate> terms_;  // the updates that are read as they came, except the last update of a step
   bool in_place_ = false;  // whether models are first checked in a separate pass, and then added to the sum in place
-  std::vector<cpu::TrainedModel> models_;      // models, or updates without a base
-  std::vector<std::atomic<int32_t>> largest_;  // the largest magnitudes of their elements
+  std::vector<cpu::TrainedModel> models_;      // the planned models, or updates without a base
+  std::vector<std::atomic<int32_t>> largest_;  // the largest magnitude of each model's elements
 };
 
 // Stores updates as they came, because the round needs another combination than their sum (Combiner).
@@ -60,7 +60,7 @@ class CombinedBuffer : public BufferedDirection {
   }
 
   std::vector<HeldUpdate> waiting_;
-  std::vector<WeightedUpdate> terms_;  // of the planned step
+  std::vector<WeightedUpdate> terms_;  // the updates of the planned step
   std::unique_ptr<Desks> desks_;
 };
 

@@ -1,4 +1,4 @@
-// The state of a server. Its operations (engine.h) and transactions (transaction.h) use it while they hold the lock.
+// The state of a server. Operations (engine.h) and transactions (transaction.h) use the state while they hold the lock.
 #pragma once
 
 #include <memory>
@@ -19,13 +19,13 @@
 namespace fastagg::engine {
 
 struct Settings {
-  int64_t size = 0;                      // of the model's vector
+  int64_t size = 0;                      // the elements of the model's vector
   int64_t clients = -1;                  // ids are 0..clients-1; negative: any id
-  double clip_norm = 0.0;                // of an update; 0: no clipping
+  double clip_norm = 0.0;                // the largest norm of an update; 0: no clipping
   bool weighs_by_samples = false;        // whether an update's weight in a mean is its client's number of samples
-  double max_samples = kHeaviest;        // a larger number of samples counts as this
+  double max_samples = kHeaviest;        // a larger number of samples counts as this number
   double largest_model = kLargestModel;  // the largest number in the model's own types
-  int32_t local_steps = 0;               // of a task by default; 0: not told
+  int32_t local_steps = 0;               // the local steps of a task by default; 0: clients are not told
   bool keeps_versions = false;           // whether every version that a client may answer is kept
   bool closes_early = false;             // whether `close_round` steps along the updates so far
   bool folds = false;                    // whether several trained models may be added in one pass
@@ -56,8 +56,8 @@ class Core {
   double enough_since =
       std::numeric_limits<double>::quiet_NaN();  // when the round had enough updates, by the ledger's clock
   TransactionScratch scratch;
-  int64_t misformed = 0;  // number of counted answers that looked as if they had another form than stated
-  const Answer* last_misformed = nullptr;  // such an answer in the transaction that has just ended
+  int64_t misformed = 0;                   // the number of counted answers that looked like another form than stated
+  const Answer* last_misformed = nullptr;  // such an answer of the transaction that has just ended; null: none
 
   // The norm to which updates are clipped. 0: no clipping.
   double clip_norm() const { return direction->is.privacy ? direction->is.privacy->clip() : settings.clip_norm; }

@@ -44,8 +44,8 @@ class Sums {
   virtual store::Vector along() const { return {}; }
   virtual void hand_over() noexcept {}
   // Adds the planned models or updates to memory that nobody reads. Writes the updates' sums of squares to the
-  // argument, which is null for models. Returns how many are valid before the first that is not finite, or has too
-  // large elements. If all are valid, `run` and `commit` may follow.
+  // argument, which is null for models. Returns how many come before the first invalid one, which is not finite or has
+  // too large an element. If all are valid, `run` and `commit` may follow.
   virtual size_t fold(std::vector<double>*) { return 0; }
 
  protected:

@@ -42,7 +42,7 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
   // Ends tasks that nobody will answer: the client's task of this version. Without a version, ends all tasks of the
   // client, and forgets the client.
   void forget(const ClientId& client, std::optional<int64_t> version);
-  // Ends overdue tasks. With `before` also ends all tasks of versions below it. Returns how many ended.
+  // Ends overdue tasks. With `before`, also ends all tasks of versions below `before`. Returns how many tasks ended.
   int64_t expire(std::optional<int64_t> before);
   void set_rate(double lr);
   void begin_incarnation(int64_t version, uint64_t number);
@@ -51,8 +51,8 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
     size_t done = 0;
     std::optional<Refusal> refused;     // why the next answer does not count,
     std::exception_ptr failed;          // or the error that stopped the call
-    std::optional<ClientId> majority;   // the client of more than half of a step's updates; reported once
-    std::optional<ClientId> misformed;  // a client whose answer looks as if it had another form; reported once
+    std::optional<ClientId> majority;   // the client that sent more than half of a step's updates; reported once
+    std::optional<ClientId> misformed;  // a client whose answer looks like another form than stated; reported once
   };
   Result receive(Answer* answers, size_t count);
   // Steps along the updates so far. `if_due`: only if the round's time is over. Returns false if the time is not over,

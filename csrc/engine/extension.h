@@ -20,8 +20,8 @@ namespace fastagg::engine {
 class Change {
  public:
   virtual ~Change() = default;
-  // Changes the elements of the next version, before anybody else holds that version (distillation). The number is that
-  // of the elements. May fail, and may add changes.
+  // Changes the next version, before anybody else holds that version (distillation). The second argument is the
+  // version's number of elements. May fail, and may add changes.
   virtual void finish(const store::Vector&, int64_t) {}
   void commit() noexcept {
     for (auto& [place, value] : pointers) value = __atomic_exchange_n(place, value, __ATOMIC_ACQ_REL);
@@ -34,9 +34,9 @@ class Change {
   std::vector<std::pair<int64_t*, int64_t>> numbers;
 };
 
-// The extension's results for an update, before its step is planned. All of them are optional.
+// The extension's results for an update, before its step is planned. All results are optional.
 struct Findings {
-  std::optional<double> norm;  // of the update
+  std::optional<double> norm;  // the update's norm
   std::optional<double> weight, share;
   std::optional<double> reported_norm, reported_weight;  // for the receipt, if the step uses other values
   std::optional<double> gain;                            // the factor of the clipping that the extension has done
@@ -49,7 +49,7 @@ struct Findings {
   std::unique_ptr<Change> change;
 };
 
-// An update about which the extension is asked, and what it may need. The extension may keep it.
+// An update about which the extension is asked, and the state that a rule may need. The extension may keep a Question.
 struct Question {
   ClientId client;
   int64_t version, now;  // the version that the update was trained from; the server's version
@@ -60,7 +60,7 @@ struct Question {
   Update update;
   store::Owner owner;
   store::Vector model;    // the current model
-  store::Vector kept;     // the data kept for the version it was trained from
+  store::Vector kept;     // the data kept for the version `version`
   store::Vector control;  // vectors that came besides the update,
   int64_t control_size;   // with this many elements
   std::shared_ptr<const ReportedStatistics> reported;
@@ -87,15 +87,15 @@ class Extension {
 
   // Which of the methods below are called. The choice is fixed for a server.
   struct Callbacks {
-    bool prepare = false;     // for every update; otherwise only for one with a control variate or extra data
-    bool step = false;        // the optimizer is the extension's
-    bool statistics = false;  // the model has running statistics
-    bool bounds = false;      // vectors are on a device, so the extension measures them
+    bool prepare = false;     // true: for every update; false: only for one with a control variate or extra data
+    bool step = false;        // whether the optimizer is the extension's
+    bool statistics = false;  // whether the model has running statistics
+    bool bounds = false;      // whether vectors are on a device, so that the extension measures them
   };
   Callbacks asks;
 
   virtual Findings prepare(Question question) = 0;
-  // The weight from a user's own staleness policy. None: the update is dropped.
+  // Returns the weight from a user's own staleness policy. None: the update is dropped.
   virtual std::optional<double> weight(int64_t delay) = 0;
   virtual double rate(double lr, const std::vector<int64_t>& delays) = 0;
   struct StepResult {

@@ -21,7 +21,7 @@ struct Limits {
 };
 
 struct Leases {
-  // A task that was sent. It may have ended since.
+  // A task that was sent. The task may have ended since.
   struct SentTask {
     double ends;
     int64_t version;

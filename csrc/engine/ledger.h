@@ -39,12 +39,12 @@ struct Incarnations {
 class Ledger {
  public:
   // `clients` >= 0: the ids are the integers 0..clients-1. Negative: every id is accepted. `keeps`: whether the data of
-  // a version is kept for as long as a client may answer it.
+  // a version is kept as long as a client may answer that version.
   Ledger(int64_t clients, bool keeps) : roster(clients), kept(keeps) {}
 
   int64_t now = 0;      // the version t: counts all steps of the model, including those that left it unchanged
   int64_t steps = 0;    // the optimizer's steps
-  int64_t offset = -1;  // the last one that an answer stated, in the queue that answers are read from; -1: none
+  int64_t offset = -1;  // the last offset that an answer stated, in the queue of answers; -1: none
   Roster roster;
   KeptVersions kept;
   Leases leases;
@@ -56,13 +56,13 @@ class Ledger {
   int64_t place_of(const ClientId& id) const;
   // A task that an answer refers to.
   struct TaskReference {
-    int64_t client;  // the place of the client's record; its number if clients are numbered
+    int64_t client;  // the place of the client's record; the client's number if clients are numbered
     int64_t version;
     int32_t local_steps;  // how many the client was told to take; 0: not told
     int64_t id;
   };
-  // With a task's id, only that task is found. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
-  // kAlreadyCounted, kOtherClient.
+  // Finds the client's task of this version. With a task's id, only the task of that id is found. Throws Refusal:
+  // kUnknownClient, kUnknownVersion, kStaleIncarnation, kAlreadyCounted, kOtherClient.
   TaskReference find(const ClientId& id, int64_t version, int64_t task = kNoTask) const;
 
   // Records that `id` was sent that version with so many local steps. Sending a version twice makes one task, with the
@@ -77,9 +77,9 @@ class Ledger {
   void close(int64_t place, int64_t version, int64_t outcome) noexcept;
   void forget(const ClientId& id);  // ends the client's tasks and removes the client
 
-  // The next overdue entry, in order of time: a task whose lease is over or whose version is too old, or a client
-  // without an open task that was sent nothing for the lease's time. `pass` ends the task, or forgets the client, and
-  // goes on to the next entry.
+  // Returns the next overdue entry, in order of time. An entry is a task whose lease is over or whose version is too
+  // old, or a client without an open task that was sent nothing for the lease's time. `pass` ends the task, or forgets
+  // the client, and goes on to the next entry.
   struct OverdueTask {
     ClientId client;
     int64_t version;

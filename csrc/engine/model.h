@@ -22,11 +22,11 @@ class Model {
   explicit Model(store::Vector first) : current(std::move(first)) {}
   store::Vector current;
   store::Owner state;             // the extension's state of the model besides its vector: running statistics
-  double bound = 0.0;             // A bound on the magnitudes of `current`'s elements.
+  double bound = 0.0;             // a bound on the magnitudes of `current`'s elements
   bool shared = false;            // whether somebody may hold this version
   std::map<int, SentModel> sent;  // by format: the forms in which this version was sent; kAsItIs is a look-ahead
 
-  // The current version, for a caller who may keep it. It never changes from now on.
+  // Returns the current version, for a caller who may keep it. The version never changes from now on.
   const store::Vector& share() {
     shared = true;
     return current;

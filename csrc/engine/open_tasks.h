@@ -25,7 +25,7 @@ class OpenTasks {
 
   explicit OpenTasks(int64_t places) : records_(static_cast<size_t>(places), kUnknown) {}
 
-  // Calls `act` with each of a place's tasks, the last one first. `act` may close its task.
+  // Calls `act` with each of a place's tasks, the last opened task first. `act` may close that task.
   template <typename Act>
   void each(int64_t place, Act act) const {
     for (int32_t at = first(place); at >= 0;) {

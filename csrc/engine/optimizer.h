@@ -16,7 +16,7 @@ struct OptimizerSettings {
   int kind = 0;  // place in Optimizers
   double lr = 1.0, beta1 = 0.0, beta2 = 0.0, eps = 1.0;
   bool bias_correction = false;
-  bool coded = false;  // moments in 8 bits
+  bool coded = false;  // whether moments are in 8 bits
   double eps_root = 0.0, weight_decay = 0.0;
   bool decoupled = false;   // whether weight decay is on the model, not on the direction
   double initial = 0.0;     // the first value of v and vhat

@@ -14,7 +14,7 @@ class RowWeights {
  public:
   explicit RowWeights(int64_t clients) : shares(static_cast<size_t>(clients)), weights(shares.size()) {}
 
-  std::vector<float> shares, weights;  // by client: of rows that have come, and of rows in the sum; otherwise 0
+  std::vector<float> shares, weights;  // by client: for rows that have come, and for rows in the sum; otherwise 0
   int64_t arrivals = 0, heard = 0;
   double row_bound = 0.0;  // a bound on the elements of rows
   int64_t clients() const { return static_cast<int64_t>(shares.size()); }
@@ -42,7 +42,7 @@ class RowWeights {
   void take_back() noexcept;         // undoes `put`
   void commit(bool whole) noexcept;  // `whole`: whether the sum was recomputed
   void fields(Archive& archive);
-  void fields_of_totals(Archive& archive, bool resums);  // the last fields
+  void fields_of_totals(Archive& archive, bool resums);  // the fields that come last
   int64_t nbytes() const { return 2 * clients() * static_cast<int64_t>(sizeof(float)); }
 
  private:
@@ -78,11 +78,12 @@ class Freshness {
   RowWeights& of_;
   const int64_t max_delay_;
   const bool by_dispatch_, full_;
-  std::vector<int64_t> begun_;                             // by client: the version of its information
-  std::unordered_map<int64_t, std::vector<int64_t>> due_;  // by version: clients that may leave once it is too old
-  int64_t expired_ = 0, expired_next_ = 0;                 // versions below `expired_` have been checked
+  std::vector<int64_t> begun_;  // by client: the version of its information
+  std::unordered_map<int64_t, std::vector<int64_t>>
+      due_;                                 // by version: clients whose rows may leave once the version is too old
+  int64_t expired_ = 0, expired_next_ = 0;  // versions below `expired_` have been checked
   int64_t due_count_ = 0;
-  std::vector<int64_t> back_;  // clients that were sent a model while out of the sum
+  std::vector<int64_t> back_;  // clients that were sent a model while their rows were out of the sum
 };
 
 }  // namespace fastagg::engine

@@ -2,16 +2,16 @@
 // stages. Three kinds of transactions define the stages: one answer, a batch of answers in one pass, and the end of a
 // round. Each kind defines every stage, even one without work.
 //
-//     find       the tasks, their shares and weights
-//     inspect    the updates' bytes are read once: finite, norm; the log's records are made
-//     prepare    a rule in the host language looks at the updates
-//     plan       the direction's plan, the rate, the next version's memory, bounds
-//     read       kernels that read the senders' memory themselves; they write only to memory that nobody reads
-//     finish     the step in the host language (an optimizer, a distillation), after kernels that write to such memory
-//     decide     receipts, and the outcome in the log's records
-//     conclude   statistics, and rows that a checkpoint has not written yet
-//     run        all other kernels
-//     commit     model, moments, direction, ledger, log
+//     find       finds the tasks, their shares and their weights
+//     inspect    reads the updates' bytes once: checks them, computes norms, makes the log's records
+//     prepare    lets a rule in the host language look at the updates
+//     plan       plans the direction's step, the rate, the next version's memory and bounds
+//     read       calls kernels that read the senders' memory, and write only to memory that nobody reads
+//     finish     makes the step in the host language (an optimizer, a distillation), after kernels for its vector
+//     decide     makes the receipts, and writes the outcome into the log's records
+//     conclude   makes statistics, and copies rows that a checkpoint has not written yet
+//     run        calls all other kernels
+//     commit     changes the model, the moments, the direction, the ledger and the log
 //
 // Every stage before `run` may refuse, and then nothing has changed. From the beginning of `run` to the end of `commit`
 // nothing allocates, and nothing can fail (on a device, `run` can fail until the first launch).

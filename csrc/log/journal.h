@@ -3,7 +3,7 @@
 //
 // A record is made before its call changes anything, because making a record may fail. Queueing the record cannot fail,
 // and is part of the change. So neither an interrupt nor a failed allocation can fall between an answer and its record.
-// A record owns its memory. The step may read the update from there.
+// A record owns its memory. The step may read the update from that memory.
 #pragma once
 
 #include <algorithm>
@@ -61,7 +61,7 @@ struct Entry {
   size_t fields = 0;                           // the byte of the body where fixed fields begin
   std::shared_ptr<Blob> blob;
 };
-// One entry, or none. `push` moves the list's node into the queue, so it allocates nothing.
+// One entry, or none. `push` moves the list's node into the queue, so `push` allocates nothing.
 using RecordList = std::list<Entry>;
 
 class Journal {
@@ -81,9 +81,10 @@ class Journal {
       std::string name;
       uint64_t first;
     };
-    std::vector<NeededSegment> busy;      // in the order of their records
-    std::vector<std::string> free;        // names of files that may become segments
-    uint64_t place = 0, number_here = 0;  // the byte in the last busy segment, and its number; 0: a new segment
+    std::vector<NeededSegment> busy;  // in the order of their records
+    std::vector<std::string> free;    // names of files that may become segments
+    // The log continues at byte `place` of the last busy segment, whose number is `number_here`. 0: in a new segment.
+    uint64_t place = 0, number_here = 0;
   };
   Journal(std::unique_ptr<Disk> disk, LogStart start);
   Journal(const Journal&) = delete;

@@ -32,7 +32,7 @@ struct BlockHead {
   uint32_t crc;  // of the block's bytes behind this field
   uint32_t format;
   uint64_t number;  // of this segment
-  uint64_t use;     // random; the records behind a head have it too; a mark has the next segment's
+  uint64_t use;     // random, as in the records behind the head; a mark has the next segment's `use`
   uint64_t first;   // the number of the first record behind the head or mark
   uint64_t folder;  // the folder's random number
   uint64_t size;    // of the file, in bytes
@@ -73,7 +73,7 @@ struct Bytes {
 struct Record {
   RecordHead head;
   const uint8_t* body;
-  size_t segment;     // its place in Reader::segments()
+  size_t segment;     // the place of the record's segment in Reader::segments()
   size_t begin, end;  // the record's bytes in the segment
   std::shared_ptr<void> owner;
 };
