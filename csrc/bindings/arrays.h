@@ -64,7 +64,7 @@ bool is_plain(py::handle array, const ArrayMemory& memory);
 // Whether the array has memory: a freed storage begins at address zero. The check takes a fifth of `is_plain`'s time.
 bool has_memory(py::handle array, const ArrayMemory& memory);
 
-// Torch's current stream for this thread on a CUDA device.
+// Returns torch's current stream for this thread on a CUDA device.
 void* current_stream(int32_t device);
 
 // Holds Python arrays for as long as their elements are read.

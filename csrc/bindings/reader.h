@@ -45,7 +45,7 @@ class UpdateReader {
 
   std::vector<ModelPart> parts_;
   Py_ssize_t parameters_ = 0;   // number of parameters among the parts
-  ModelPart all_statistics_{};  // if all statistics came as one vector
+  ModelPart all_statistics_{};  // for all statistics as one vector
   int64_t size_, statistics_ = 0;
   bool named_;
   py::object whole_;

@@ -25,7 +25,7 @@ struct TaskObject {
   PyObject* flat;  // the model's vector as a tensor, once it was read
   PyObject* params;
   PyObject* views;
-  engine::Task value;  // its state is fastagg's Statistics or a ModelState; id 0: unknown
+  engine::Task value;  // `value.state` is fastagg's Statistics or a ModelState; id 0: unknown
   int64_t size;
   bool has_incarnation;
 };

@@ -83,7 +83,7 @@ auto reading(ServerObject& server, Act act) {
   return act(*server.engine);
 }
 
-// -- the functions for Python; those with a list of arguments are called without pybind11
+// -- the functions for Python: functions with `args` are called without pybind11
 
 // receive(client, update, version, num_samples, task, offset, incarnation): returns the receipt, or None if only Python
 // can read the update. Python then calls again with the update's Numbers.

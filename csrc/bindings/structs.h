@@ -84,7 +84,7 @@ using Batch = std::pair<int64_t, int64_t>;                       // the rows and
 using Targets = std::tuple<Address, Address, Address, int64_t>;  // the addresses of the teachers' probs, labels and
                                                                  // entropy, and their number of rows
 
-// Checks that need several structs. They hold for CPU and CUDA alike.
+// Checks that need several structs. The checks hold for CPU and CUDA alike.
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer);
 void check_launch(const Update& update);  // the checks of every launch that reads an update
 void check_slot(const Rows& rows, int64_t slot);

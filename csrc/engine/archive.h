@@ -38,11 +38,11 @@ class Archive {
   // A server's vector with `size` elements, which is saved if `there`. Loading copies into `vector`, whose memory must
   // be allocated. Returns whether the state has the vector.
   virtual bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) = 0;
-  // Versions by number. Loaded versions are in the server's own memory.
+  // Saves or loads versions by number. Loaded versions are in the server's own memory.
   virtual void vectors(const char* name, std::vector<std::pair<int64_t, store::Vector>>& all, int64_t size) = 0;
-  // Waiting updates, in the form in which they came.
+  // Saves or loads waiting updates, in the form in which the updates came.
   virtual void held(const char* name, std::vector<HeldUpdate>& updates) = 0;
-  // Rows [count, width] in double.
+  // Saves or loads rows [count, width] in double.
   virtual void rows(const char* name, std::vector<double>& values, int64_t width) = 0;
 };
 

@@ -1,6 +1,6 @@
-// Buffered updates, calibrated by each client's previous update (CA2FL). The rows from the start of a round stay in
-// place until the step. New rows of the round go to spare slots. The step then makes them the clients' rows without
-// moving data.
+// The direction of buffered updates that are calibrated by each client's previous update (CA2FL). The rows from the
+// start of a round stay in place until the step. New rows of the round go to spare slots. The step makes the new rows
+// the clients' rows, without moving data.
 #pragma once
 
 #include <memory>
@@ -43,7 +43,7 @@ class CalibratedDirection : public DirectionState, public RowKeeper {
   std::vector<int32_t> slots_;      // by client: the slot of its row at the start of the round; negative: none
   std::vector<FreshUpdate> fresh_;  // rows of this round, in the order of the clients' first updates
   std::vector<int32_t> free_;
-  std::vector<float> weights_;  // of slots, in the sum
+  std::vector<float> weights_;  // by slot: the row's weight in the sum
   std::vector<int64_t> held_;
   double total_ = 0.0, row_bound_ = 0.0;
   int64_t arrivals_ = 0;

@@ -127,7 +127,7 @@ void Clients::remove(int64_t place) noexcept {
   if (named_[static_cast<size_t>(place)]) {
     names_.erase(names_.find(name_at(place).first));
   } else {
-    // Entries behind the gap that would no longer be found move up.
+    // An entry behind the gap that could no longer be found is moved into the gap.
     const size_t mask = index_.size() - 1;
     size_t gap = entry_of(own);
     for (size_t next = (gap + 1) & mask; index_[next] != kNone; next = (next + 1) & mask) {

@@ -40,16 +40,16 @@ class Clients {
 
   struct Name {
     int32_t place;
-    uint32_t life;  // differs if the same name is forgotten and added again
+    uint32_t life;  // another number if the same name is forgotten and added again
   };
   using Names = std::unordered_map<std::string, Name>;
   const Names::value_type& name_at(int64_t place) const;
 
   int64_t numbered_;
   std::vector<int64_t>
-      ids_;  // by place: the number, or the address of the name's entry, or for a free place the next free one
+      ids_;  // by place: the number, or the address of the name's entry; of a free place, the next free place
   std::vector<bool> named_;
-  std::vector<int32_t> index_;  // places of numbers, an open-addressing table; -1: empty. Its size is a power of two
+  std::vector<int32_t> index_;  // an open-addressing table of numbers' places; -1: empty; its size is a power of two
   size_t numbers_ = 0;
   Names names_;
   uint32_t lives_ = 0;

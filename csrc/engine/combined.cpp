@@ -43,8 +43,7 @@ void CombinedBuffer::commit() noexcept {
 
 bool CombinedBuffer::sum_fields(Archive& archive) {
   held_fields(archive, waiting_, *memory_);
-  const bool summed =
-      archive.vector("acc", {}, setting_.size, false);  // this buffer has no sum; other buffers save one
+  const bool summed = archive.vector("acc", {}, setting_.size, false);  // only other buffers have a sum
   if (!archive.loads) return true;
   if (summed || waiting_.size() != round.versions.size()) return false;
   for (HeldUpdate& held : waiting_) {

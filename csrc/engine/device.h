@@ -1,4 +1,4 @@
-// The device on which a server's kernels run. A server on the CPU has none.
+// The device on which a server's kernels run. A server on the CPU has no Device.
 //
 // All work for an arrival, including the host language's work, is issued between `begin` and `end`, and runs after all
 // earlier work. Kernels are only collected until `launch` starts them.

@@ -93,7 +93,7 @@ class DirectionState {
   virtual void check(const ClientId&, int64_t, int64_t) const {}
   // Plans the effect of these updates, in order. Only a buffer takes several updates at a time. `closes`: make a step
   // even if the round is not full. With kReadOnce the norm is not known yet. `run` then writes only to memory that
-  // nobody reads, and to the optimizer's. `measured` is called between `run` and `commit`, with the norm.
+  // nobody reads, and to moments. `measured` is called between `run` and `commit`, with the norm.
   virtual Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) = 0;
   virtual void measured(const Contributions&) {}
   // `optimizer` steps if and only if `plan` returned a step. Allocates nothing.

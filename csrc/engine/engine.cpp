@@ -56,7 +56,7 @@ Model::SentModel Engine::sent_now(int format) {
   return model.sent[format] = made;
 }
 
-// The look-ahead: the model after one more step of the momentum.
+// Returns the look-ahead: the model after one more step of the momentum.
 store::Vector Engine::ahead_now() {
   const double rate = optimizer.ahead();
   const store::Vector made = place.memory->vector(settings.size, model.current.dtype);
@@ -237,7 +237,7 @@ size_t Engine::take(Answer* answers, size_t count) {
     if (batch.execute()) return batch.fit();
     group = batch.fit();
   }
-  // If the rule says so, a round without room for a sum ends first.
+  // If the rule says so, a round without room for this sum ends first.
   const Sums* const sums = direction->is.sums;
   if (answers->kind == Answer::kSum && sums && sums->closes_before(answers->count)) {
     AnswerTransaction(*this, *answers).check();

@@ -13,7 +13,7 @@ class ExactSum {
   void add(float value) { change(value, false); }
   void remove(float value) { change(value, true); }
 
-  // The sum, rounded once to the nearest double.
+  // Returns the sum, rounded once to the nearest double.
   double value() const {
     int top = kLimbs - 1;
     while (top > 0 && limbs_[top] == 0) --top;

@@ -108,7 +108,7 @@ class Ids {
     }
     return state;
   }
-  // False: the state is not valid.
+  // Loads a state. Returns false if the state is not valid.
   bool load(const State& state) {
     if (state.firsts.size() != state.nexts.size() || state.ended.size() != state.outcomes.size()) return false;
     lives_.clear(), ended_.clear(), oldest_ = 0;
@@ -128,7 +128,7 @@ class Ids {
     int64_t first, next;
   };
   std::vector<Life> lives_;
-  std::vector<EndedTask> ended_;  // a ring, once it is full
+  std::vector<EndedTask> ended_;  // a ring, once kRemembered tasks are in it
   size_t oldest_ = 0;
 };
 

@@ -48,7 +48,7 @@ bool is_open(const OpenTasks& tasks, int64_t task) {
   return is_open;
 }
 
-// Refuses an answer to a task that its client does not have, or no longer has.
+// Refuses an answer to a task that the answer's client does not have, or no longer has.
 [[noreturn]] void refuse_ended(const Ids& ids, const OpenTasks& tasks, const ClientId& id, int64_t task) {
   const Ids::EndedTask* const ended = ids.ended(task);
   const bool is_others =
@@ -257,7 +257,7 @@ uint64_t Incarnations::of(int64_t version) const {
 void Ledger::begin_incarnation(int64_t version, uint64_t number) {
   incarnations.all.reserve(incarnations.all.size() + 1);  // may fail, so it comes first
   ids.begin(number);
-  int64_t oldest = std::min(version, now);  // the current version is still sent, and belongs to the incarnation before
+  int64_t oldest = std::min(version, now);  // the current version is still sent, and belongs to the last incarnation
   for (int64_t place = 0; place < roster.tasks.places(); ++place)
     roster.tasks.each(place, [&](const OpenTask& task) { oldest = std::min(oldest, task.version); });
   incarnations.begin(version, number, oldest);

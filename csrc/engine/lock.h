@@ -17,7 +17,7 @@ class Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  // Throws Refusal: kReentered, kBusy (with `limited`: too many threads wait), kOtherProcess (this is a fork),
+  // Throws Refusal: kReentered, kBusy (with `limited`: too many threads wait), kOtherProcess (this process is a fork),
   // kRetired. A waiting thread handles signals.
   void enter(bool limited = false);
   void leave() noexcept;
@@ -36,8 +36,8 @@ class Lock {
   const int process_;
 };
 
-// A scope that holds the lock. Floating-point arithmetic within it follows IEEE 754, also for factors that are computed
-// before any kernel runs.
+// A scope that holds the lock. Floating-point arithmetic within the scope follows IEEE 754, also for factors that are
+// computed before any kernel runs.
 class EngineCall {
  public:
   explicit EngineCall(Lock& lock, bool limited = false) : lock_(lock) { lock_.enter(limited); }

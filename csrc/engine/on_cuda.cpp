@@ -254,7 +254,7 @@ class CudaRunner : public Device {
   }
 
  private:
-  // The caller's stream.
+  // Returns the caller's stream. Throws if the server's state is lost.
   void* stream() const {
     if (torn_)
       throw cuda::Error(
@@ -262,7 +262,7 @@ class CudaRunner : public Device {
     return card_.stream();
   }
 
-  // Puts the launches' bytes where kernels read them, and returns the address.
+  // Copies the launches' bytes to memory that kernels read. Returns the memory's address.
   const char* bring(const cuda::LaunchPlace& where) {
     const std::vector<char>& packed = kernels_->packed;
     if (packed.empty()) return nullptr;

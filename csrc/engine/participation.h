@@ -1,6 +1,6 @@
 // Who may take part in a step, and how often. Clients are counted, not answers: in whatever form answers come (an
 // update, a model, a leaf's sum, a record of the log), the policy limits how often a client counts in a step, over
-// steps, and in all. `dispatch` checks it first, so that nobody trains in vain. Every answer is checked again.
+// steps, and in all. `dispatch` checks the policy first, so that nobody trains in vain. Every answer is checked again.
 //
 // The counts outlive the ledger's record of a client, so an id that was forgotten and comes back is the same client.
 // They take 41 bytes for each numbered client that ever answered, and nothing in a server without limits.
@@ -40,7 +40,7 @@ class Participation {
     std::vector<int64_t> step, version, in_step, times;
   };
   State state() const;
-  // Loads a state of a server with these numbers of steps and versions. False: the state is not valid.
+  // Loads a state of a server with these numbers of steps and versions. Returns false if the state is not valid.
   bool load(const State& state, int64_t steps, int64_t now);
   int64_t nbytes() const {
     return clients_.nbytes() + static_cast<int64_t>(entries_.size() * sizeof(ParticipationEntry));

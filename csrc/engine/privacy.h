@@ -21,7 +21,7 @@ class Privacy {
     double noise = 0.0;  // standard deviation of a sum's noise, in multiples of the clipping norm
     double clip = 1.0;   // the first clipping norm
     double quantile = 0.5, rate = 0.0, count_noise = 0.0;
-    std::vector<double> omega, theta;  // of correlated noise; empty: the noise of steps is independent
+    std::vector<double> omega, theta;  // the weights of correlated noise; empty: the noise of steps is independent
   };
   Privacy(Setting setting, int64_t size, const std::shared_ptr<store::Memory>& memory);
 
@@ -48,12 +48,12 @@ class Privacy {
   const std::shared_ptr<store::Memory> memory_;
   ChaChaKey key_{}, step_key_{};
   double clip_;
-  int64_t within_ = 0;  // number of updates in the sum that were not clipped
+  int64_t within_ = 0;  // the number of updates in the sum that were not clipped
   struct NoiseVersion {
     int64_t incarnation = 0, number = 0;
   };
   NoiseVersion last_;                // the version of the last noise; 0: none
-  std::vector<store::Vector> sums_;  // of past noise, if it is correlated
+  std::vector<store::Vector> sums_;  // the sums of past noise, if noise is correlated
   double clip_next_ = 0.0;
   int64_t within_next_ = 0;
   NoiseVersion next_;

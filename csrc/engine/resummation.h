@@ -3,7 +3,7 @@
 //
 // With n rows, every block of 1,024 elements is recomputed once in 4n arrivals. Each arrival adds 16 rows to the
 // block's shadow, a sum in double. When all rows are in the shadow, the shadow replaces the block of the sum. A row
-// that changes before that changes the shadow, too. A block's turn follows from its place and the number of rows alone.
+// that changes before that changes the shadow, too. A block's turn depends only on its place and the number of rows.
 // Turns are spread evenly over the arrivals.
 //
 // Each arrival reads a quarter of a row for new rows, and a 128th of a row for the row that changed. Shadows take an
@@ -24,7 +24,7 @@ constexpr int64_t kResummationCycle = 4;  // in so many arrivals per row every b
 
 class Resummation {
  public:
-  // `memory`: where the rows are. `owner` keeps them alive.
+  // `memory`: the memory that has the rows. `owner` keeps the rows alive.
   Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner);
 
   // Makes room for the blocks whose recomputation this arrival begins.
@@ -59,7 +59,7 @@ class Resummation {
   int64_t capacity_ = 0;
   std::vector<double*> free_;
   std::vector<Flight> flights_;
-  size_t before_ = 0;  // number of flights that had begun before this arrival
+  size_t before_ = 0;  // the number of flights that had begun before this arrival
   std::vector<RowJob> jobs_, done_;
 };
 

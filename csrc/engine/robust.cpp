@@ -9,7 +9,7 @@
 namespace fastagg::engine {
 namespace {
 
-// A squared distance below this share of both squares has lost 20 of its 53 bits.
+// A squared distance below this share of the two squares' sum has lost 20 of its 53 bits.
 constexpr double kLost = 0x1p-20;
 
 using Names = std::vector<std::string>;

@@ -13,7 +13,7 @@ namespace fastagg::engine {
 struct RobustSetting {
   double trim = 0.0;       // in [0, 1/2)
   int64_t f = 0;           // how many updates may be arbitrary
-  int64_t keep = 0;        // 0: all except f
+  int64_t keep = 0;        // how many updates are kept; 0: all except f
   int64_t iterations = 0;  // at least 1
   double smoothing = 0.0, radius = 0.0;
 };

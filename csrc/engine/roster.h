@@ -24,8 +24,8 @@ class Roster {
   std::vector<int64_t> owed(int64_t place) const;  // the versions of the client's open tasks
   // Throws Refusal, kTooSoon, if the client has an open task of another version, whose answer may come at any time.
   void check_alone(const ClientId& id, int64_t version) const;
-  // Whether the client of that task still has its place. `is_known` comes first, because a place without a client has
-  // no token.
+  // Whether the client of `due_task` still has its place. `is_known` is asked first, because a place without a client
+  // has no token.
   bool is_there(const Leases::SentTask& due_task) const {
     return due_task.place >= 0 && tasks.is_known(due_task.place) && clients.token(due_task.place) == due_task.token;
   }

@@ -78,10 +78,9 @@ class Freshness {
   RowWeights& of_;
   const int64_t max_delay_;
   const bool by_dispatch_, full_;
-  std::vector<int64_t> begun_;  // by client: the version of its information
-  std::unordered_map<int64_t, std::vector<int64_t>>
-      due_;                                 // by version: clients whose rows may leave once the version is too old
-  int64_t expired_ = 0, expired_next_ = 0;  // versions below `expired_` have been checked
+  std::vector<int64_t> begun_;                             // by client: the version of its information
+  std::unordered_map<int64_t, std::vector<int64_t>> due_;  // by version: clients to check once the version is too old
+  int64_t expired_ = 0, expired_next_ = 0;                 // versions below `expired_` have been checked
   int64_t due_count_ = 0;
   std::vector<int64_t> back_;  // clients that were sent a model while their rows were out of the sum
 };

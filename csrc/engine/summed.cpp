@@ -20,7 +20,7 @@ void SummedBuffer::tell_traits() noexcept {
   folds = is.reads_once && setting_.capacity != 1;
 }
 
-// Whether an update that would only be added may wait as it came.
+// Whether an update may wait as it came, instead of being added to the sum at once.
 bool SummedBuffer::may_wait(const Contribution& contribution) const {
   if (contribution.total >= 0.0 || !store::is_encoded(*contribution.update) || waiting_.size() >= kMostWaiting)
     return false;

@@ -71,8 +71,7 @@ void SystemDisk::allocate(int file, uint64_t nbytes) {
   const off_t begin = status.st_blocks * 512 < status.st_size ? 0 : status.st_size;
   if (begin >= static_cast<off_t>(nbytes)) return;  // a full XFS refuses blocks that the file has already
   if (const int failed = posix_fallocate(file, begin, static_cast<off_t>(nbytes) - begin); failed != 0) {
-    [[maybe_unused]] const int done =
-        ftruncate(file, status.st_size);  // otherwise the file keeps the blocks that it got
+    [[maybe_unused]] const int done = ftruncate(file, status.st_size);  // otherwise the file keeps new blocks
     errno = failed;
     fail();
   }

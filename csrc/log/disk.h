@@ -22,7 +22,7 @@ class DiskError : public std::exception {
   bool final;
 
  private:
-  char text_[256];  // not a std::string, whose failed allocation would replace this error
+  char text_[256];  // not a std::string: if its allocation failed, this error would be lost
 };
 
 // The files of one folder, by name. All methods but `close` throw DiskError.

@@ -25,9 +25,9 @@ constexpr milliseconds kIdle{50};       // the longest time that a record waits 
 constexpr milliseconds kAgain{500};     // the time between two attempts after a failed write
 constexpr milliseconds kSignals{50};    // how often a waiting caller looks for Ctrl-C
 constexpr int kIdleRounds = 20;         // after so many rounds without a record the thread sleeps until it is woken
-constexpr size_t kSpares = 64, kSmall = 65536;  // how many written records are reused, and their most bytes
-constexpr size_t kLarge = size_t{1} << 20;      // in bytes; a larger record is a write of its own, past the page cache
-constexpr uint64_t kFirstSegment = 256u << 10;  // in bytes; each segment is twice as large, up to a limit
+constexpr size_t kSpares = 64, kSmall = 65536;  // how many written records are reused, each of at most kSmall bytes
+constexpr size_t kLarge = size_t{1} << 20;      // in bytes; a larger record is written alone, past the page cache
+constexpr uint64_t kFirstSegment = 256u << 10;  // in bytes; each next segment is twice as large, up to a limit
 constexpr uint64_t kNew = 500'000'000'000;      // numbers from here on name new files, and no segment
 constexpr size_t kRoots = 65536;                // how many digests are remembered
 
@@ -125,7 +125,7 @@ void Journal::check() {
     lock.lock();
   }
   if (!failed_) return;
-  urgent_ = nudged_ = true;  // the thread tries the disk again; a checkpoint may free some of it
+  urgent_ = nudged_ = true;  // the thread tries the disk again, and a checkpoint may free some of the disk
   wake_.notify_one();
   done_.notify_all();
   throw Refusal(Why::kNotDurable, refusal());
@@ -239,7 +239,7 @@ std::vector<std::string> Journal::release(uint64_t sequence) {
       busy_.pop_front();
     }
     if (!marked.empty()) disk_->sync_folder();
-  } catch (...) {  // the journal itself may use the renamed files again
+  } catch (...) {  // the renamed files become free files of the journal
     for (const std::string& name : marked) reuse(name);
     throw;
   }
@@ -295,8 +295,8 @@ void Journal::work() noexcept {
       write(group);
     } catch (const DiskError& failed) {
       wrong = failed;
-    } catch (const std::exception&
-                 error) {  // Such as out of memory. The write is tried again, as after a disk error that is not final.
+    } catch (const std::exception& error) {
+      // Such as out of memory. The write is tried again, as after a disk error that is not final.
       wrong.emplace(error.what(), false);
     }
     if (!lock.owns_lock()) lock.lock();
@@ -337,8 +337,8 @@ void Journal::work() noexcept {
   done_.notify_all();
 }
 
-// Writes a group of records, and syncs the file. Each large record is a write of its own. Small records between large
-// ones are written together.
+// Writes a group of records, and syncs the file. Each large record is written alone. Small records that follow each
+// other are written together.
 void Journal::write(const std::vector<Entry*>& group) {
   uint64_t needed = kBlock;  // for the head of this life
   for (const Entry* entry : group) needed += entry->nbytes() + (entry->nbytes() >= kLarge ? 2 * kBlock : 0);
@@ -423,7 +423,7 @@ void Journal::begin_life(uint64_t first) {
 void Journal::write_end() noexcept {
   try {
     if (file_ >= 0 && !is_new_) begin_life(durable + 1);
-  } catch (const std::exception&) {  // then the log has no such head
+  } catch (const std::exception&) {  // the log then ends without such a head
   }
 }
 
@@ -458,8 +458,8 @@ void Journal::prepare(uint64_t first, uint64_t needed) {
     if (file >= 0) {
       disk_->close(file);
       const std::lock_guard<std::mutex> lock(mutex_);
-      free_.insert(free_.begin(),
-                   std::move(name));  // the next attempt takes another free file, which may have more room
+      // The next attempt takes another free file, which may have more room.
+      free_.insert(free_.begin(), std::move(name));
     }
     throw;
   }

@@ -16,7 +16,7 @@
 namespace fastagg::log {
 
 enum OperationKind : uint8_t {
-  kIncarnation = 1,  // from a version on, versions belong to another incarnation of the server
+  kIncarnation = 1,  // from `version` on, versions belong to incarnation `incarnation` of the server
   kDispatch,
   kHandOn,  // an open task was given to one more client
   kAnswer,  // an update, a sum, or the difference between a trained model and its base
@@ -51,18 +51,18 @@ size_t bytes_of(uint8_t element);
 
 struct Part {
   uint8_t role, dtype;
-  uint64_t count;  // the number of elements; of bytes, for padding, an encoded update and clients' ids
+  uint64_t count;  // the number of elements; for padding, an encoded update and clients' ids: of bytes
   const uint8_t* data = nullptr;
   size_t nbytes() const {
     return role == kPadding || role == kEncodedRole || role == kParticipants ? count : count * bytes_of(dtype);
   }
 };
 
-// The fixed fields of a record's body. Packed, so that a member without an entry in kRecordFields does not compile.
+// The fixed fields of a record's body. Packed, so that the size shows a member without an entry in kRecordFields.
 // Fields of 8 bytes come first, so that they are aligned.
 #pragma pack(push, 1)
 struct RecordFields {
-  int64_t version = -1;      // sent or answered; -1: none; kIncarnation: the incarnation's first
+  int64_t version = -1;      // the version sent or answered; -1: none; kIncarnation: the incarnation's first
   uint64_t incarnation = 0;  // of an answer's version; kIncarnation: the new incarnation
   int64_t task = 0;          // the task's id; 0: not known yet
   double rate = 0.0;
@@ -127,7 +127,7 @@ constexpr void each_field(uint8_t kind, Act act) {
 static_assert(std::apply([](auto... field) { return (field.kBytes + ...); }, kRecordFields) == sizeof(RecordFields),
               "a member of RecordFields is not in kRecordFields, or is there twice");
 
-// Clients' ids as the bytes of a part, and back. Throws Refusal, kDamaged.
+// Convert clients' ids to the bytes of a part, and back. `clients_in` throws Refusal, kDamaged.
 std::vector<uint8_t> bytes_of(const std::vector<ClientId>& clients);
 std::vector<ClientId> clients_in(const Part& part);
 

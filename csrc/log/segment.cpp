@@ -193,8 +193,7 @@ void Reader::follow(const BlockHead& mark) {
   passed_ += kBlock;
 }
 
-// Goes to the first wanted record, which may be in the middle of a segment. Computes the digest of the records before
-// it.
+// Goes to the first wanted record, which may be in the middle of a segment. Computes the digest of earlier records.
 void Reader::seek() {
   const uint64_t wanted = wanted_;
   wanted_ = here().head.first, digest_ = here().head.digest;
@@ -287,8 +286,8 @@ void Reader::check_end() {
             ", and its folder says that it had come to record " + std::to_string(after_.end));
 }
 
-// Compares fields with those of the next record and of a head before it. Only one may differ. Older records and heads
-// in a file that is used again have other numbers.
+// The bytes at the end are torn if all but one of their fields are those of the next record, or of a head before that
+// record. Older records and heads in a file that is used again have other numbers.
 bool Reader::is_torn() {
   if (segments_.empty()) return false;
   const Bytes& bytes = held();

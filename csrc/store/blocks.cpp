@@ -40,7 +40,7 @@ FreeBlocks& free_blocks() {
   static FreeBlocks* const held = [] {
     auto* made = new FreeBlocks;
 #if defined(__unix__) || defined(__APPLE__)
-    // Otherwise a forked child could find the lock held by a thread that it does not have.
+    // A fork holds the lock. Otherwise a thread that the child does not have could hold the lock in the child for ever.
     pthread_atfork([] { free_blocks().mutex.lock(); }, [] { free_blocks().mutex.unlock(); },
                    [] { free_blocks().mutex.unlock(); });
 #endif
@@ -58,7 +58,7 @@ std::new_handler other = nullptr;  // the handler that was installed before
 #if defined(__linux__)
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// The length in whole huge pages.
+// Returns the length in whole huge pages.
 size_t mapped(size_t nbytes) { return (nbytes + kHugePage - 1) / kHugePage * kHugePage; }
 
 void* from_system(size_t nbytes) {
@@ -135,7 +135,7 @@ std::shared_ptr<void> Shelf::take(size_t nbytes) {
     const std::lock_guard<std::mutex> lock(free_blocks().mutex);
     const auto fits = [=](const Block& spare) { return spare.get_deleter().nbytes >= nbytes; };
     const auto last =
-        std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // the block given back last, which caches may still hold
+        std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // given back last, so that caches may still hold it
     if (last != blocks_.rend()) {
       block = std::move(*last);
       blocks_.erase(std::next(last).base());

@@ -29,7 +29,7 @@ void trim() noexcept;
 // A block returns to the shelf when nobody holds it any more, on any thread.
 class Shelf : public std::enable_shared_from_this<Shelf> {
  public:
-  // A block of at least `nbytes`. Throws std::bad_alloc.
+  // Returns a block of at least `nbytes`. Throws std::bad_alloc.
   std::shared_ptr<void> take(size_t nbytes);
 
  private:

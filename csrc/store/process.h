@@ -1,5 +1,5 @@
-// A number that differs in a forked child, which is faster to read than the process id. Also the files that a forked
-// child does not keep.
+// A number of this process, which differs in a forked child and is faster to get than the process id. Also the files
+// that a forked child does not keep.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 namespace fastagg::store {
 
 inline std::atomic<int> forks{0};                           // number of forks that led to this process
-inline std::array<std::atomic<int>, 1024> parents_files{};  // descriptors plus 1; 0: free
+inline std::array<std::atomic<int>, 1024> parents_files{};  // descriptors plus 1; 0: a free place
 
 #if defined(__unix__) || defined(__APPLE__)
 // Runs in every forked child.
