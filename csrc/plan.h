@@ -87,7 +87,7 @@ struct RowJob {
   bool fresh = false;  // whether the shadow counts as zeros, and is not read
 };
 
-// An update that waits for its round as it came, and its factor `by`.
+// An update that waits for its round in the form in which it came. `by` is its factor.
 struct WeightedUpdate {
   const Update* update;
   float by;

@@ -12,7 +12,7 @@ namespace {
 
 using engine::Archive;
 
-// Saves a state's fields to a dict, or loads them from it.
+// Saves a state's fields to a dict, or loads fields from a dict.
 class DictArchive : public Archive {
  public:
   DictArchive(py::dict saved, bool loading) : Archive(loading), state(std::move(saved)) {}

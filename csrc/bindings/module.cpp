@@ -114,7 +114,7 @@ PyObject* created(PyTypeObject* type, PyObject*, PyObject*) {
   return bindings::guarded([type] { return py::detail::make_new_instance(type); });
 }
 
-// If pybind11 has no memory for its own list of objects, it frees the value that a new object was to own.
+// If pybind11 has no memory for its own list of objects, pybind11 frees the value that a new object was to own.
 std::map<const py::detail::type_info*, void (*)(py::detail::value_and_holder&)> deallocs;
 
 void deallocate(py::detail::value_and_holder& object) {

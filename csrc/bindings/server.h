@@ -101,8 +101,8 @@ inline void close_if_due(ServerObject& server) {
 void stay_in_host(engine::Numbers& numbers);
 void bind_numbers(py::module_& m);
 
-// dispatch(client, format, local_steps): `format` is a place among the formats of encoded updates, or None. Unless
-// `local_steps` is None, it replaces the rule's number.
+// dispatch(client, format, local_steps): `format` is a place among the formats of encoded updates, or None. A
+// `local_steps` that is not None replaces the rule's number.
 PyObject* dispatch(ServerObject& server, PyObject* const* args);
 // Makes a task for client `to`, with the version and the model of the task of `from`.
 py::object hand_on(ServerObject& server, py::handle from, py::handle to);

@@ -96,7 +96,7 @@ void BufferedDirection::plan_numbers(const Contributions& contributions, bool st
     throw Refusal(Why::kSetting, "normalize: the sum of the updates' weights is " + std::to_string(round.next_total) +
                                      "; use a staleness policy that weighs them more");
   round.divisor = setting_.divisor > 0.0 ? setting_.divisor : round.next_total;
-  // A waiting update must allow a step now. Otherwise it would block every later step.
+  // A waiting update must allow a step now. Otherwise that update would block every later step.
   kept_bound_ = round.next_bound;
   const double by = is.combines || round.divisor == 0.0 ? 1.0 : round.divisor;
   bound_ = kept_bound_ / by;

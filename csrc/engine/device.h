@@ -38,7 +38,7 @@ struct Place {
   std::shared_ptr<Device> device;  // null: the CPU
 };
 
-// A scope for work on a device: the work between Device::begin and Device::end. On the CPU it does nothing.
+// A scope for work on a device: the work between Device::begin and Device::end. On the CPU the scope does nothing.
 class InOrder {
  public:
   explicit InOrder(const Place& place) : device_(place.device.get()) {

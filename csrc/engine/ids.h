@@ -80,7 +80,7 @@ class Ids {
       oldest_ = (oldest_ + 1) % kRemembered;
     }
   }
-  // Returns the end of a task, or null if it is not remembered.
+  // Returns the end of a task, or null if the end is not remembered.
   const EndedTask* ended(int64_t id) const {
     const auto entry = std::find_if(ended_.begin(), ended_.end(), [&](const EndedTask& task) { return task.id == id; });
     return entry == ended_.end() ? nullptr : &*entry;

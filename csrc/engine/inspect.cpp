@@ -121,7 +121,7 @@ void Stages::inspect_update(PendingAnswer& pending) {
   inspector.inspect(pending, core_.prepares(answer));
 }
 
-// Asks the extension about an update, then weighs and clips it.
+// Asks the extension about an update, and then weighs and clips the update.
 void Stages::ask_extension(PendingAnswer& pending) {
   Answer& answer = *pending.answer;
   Contribution& brings = pending.brings;

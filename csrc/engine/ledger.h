@@ -1,8 +1,8 @@
 // The ledger stores the open tasks of every client (roster.h), the ends of their leases (leases.h), and how the last
 // tasks ended (ids.h). It also stores the versions that are kept for open tasks, and the incarnation of the server in
 // which each version was made. Every operation takes O(1) time in the number of clients. Besides the roster, memory is
-// 24 bytes for each of the last 16,384 ended tasks. With a lease, it is also 32 bytes for each task that was sent
-// within the lease's time.
+// 24 bytes for each of the last 16,384 ended tasks. With a lease, each task that was sent within the lease's time
+// takes 32 bytes more.
 //
 // Callers use the ledger's members directly. Its methods concern several members. A method that fails has changed
 // nothing. `close` and `pass` cannot fail.
@@ -42,7 +42,7 @@ class Ledger {
   // a version is kept as long as a client may answer that version.
   Ledger(int64_t clients, bool keeps) : roster(clients), kept(keeps) {}
 
-  int64_t now = 0;      // the version t: counts all steps of the model, including those that left it unchanged
+  int64_t now = 0;      // the version t: counts all steps of the model, including steps that left the model unchanged
   int64_t steps = 0;    // the optimizer's steps
   int64_t offset = -1;  // the last offset that an answer stated, in the queue of answers; -1: none
   Roster roster;

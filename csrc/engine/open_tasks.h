@@ -115,7 +115,7 @@ class OpenTasks {
   int64_t count_ = 0;
 };
 
-// The versions that are kept as long as they have an open task, if the server needs them.
+// Keeps each version as long as the version has an open task, if the server needs such versions.
 class KeptVersions {
  public:
   explicit KeptVersions(bool needed) : keeps(needed) {}

@@ -102,8 +102,8 @@ void Privacy::fields(Archive& archive) {
   stored_sums(archive);
 }
 
-// Past noise is stored encrypted, because it reveals what was added to earlier versions. Equal sums use the same place
-// in the cipher's stream.
+// Past noise is stored encrypted, because past noise reveals the noise of earlier versions. Equal sums use the same
+// place in the cipher's stream.
 void Privacy::stored_sums(Archive& archive) {
   const ChaChaKey key = derived(key_, static_cast<uint64_t>(last_.incarnation), static_cast<uint64_t>(last_.number));
   const int64_t nbytes = size_ * static_cast<int64_t>(sizeof(float));

@@ -30,7 +30,8 @@ void Resummation::make_room(int64_t shadows) {
   capacity_ = capacity;
 }
 
-// The fractional parts of multiples of the golden ratio fill a cycle evenly, for any number of them.
+// Whether a block's turn begins with this arrival. The fractional parts of multiples of the golden ratio fill a cycle
+// evenly, for any number of blocks.
 bool Resummation::begins(int64_t block, int64_t arrival) const {
   const uint64_t place = static_cast<uint64_t>(block) * 0x9E3779B97F4A7C15ull;
   const auto turn = static_cast<int64_t>((static_cast<Wide>(place) * static_cast<uint64_t>(cycle_)) >> 64);

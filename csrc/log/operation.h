@@ -1,5 +1,5 @@
-// An operation is a change of a server. The log records it, and a recovery executes it again. This file defines the
-// bytes of operations, with the table of docs/log-format.md.
+// An operation is a change of a server. The log records operations, and a recovery executes the operations again. This
+// file defines the bytes of operations, with the table of docs/log-format.md.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 //
 // Records are written in groups. Each group begins on a new block, and no block is written again after it was synced. A
 // torn write can therefore damage only records that were not acknowledged. A record also has the number up to which all
-// records were on the disk before it (`synced`). That tells a damaged record from one that was never fully written.
+// records were on the disk before (`synced`). That number tells a damaged record from an unfinished write.
 #pragma once
 
 #include <cstddef>

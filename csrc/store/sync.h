@@ -9,7 +9,7 @@
 namespace fastagg::store {
 
 // Waits until a file's data is on the disk. Returns the result of the system's call. On macOS fsync leaves the data in
-// the disk's own cache. F_FULLFSYNC does not leave it there, but some file systems refuse F_FULLFSYNC.
+// the disk's own cache. F_FULLFSYNC writes the data to the disk itself, but some file systems refuse it.
 inline int sync_data(int file) {
 #if defined(__linux__)
   return fdatasync(file);
