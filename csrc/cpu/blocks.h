@@ -1,4 +1,4 @@
-// Shared by all passes over an update: its runs, its blocks, and the division of work between threads.
+// Code that all passes over an update share: runs, blocks, and the division of work between threads.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace fastagg::cpu {
 struct alignas(64) Scratch {
   float values[kBlock];
 
-  // Returns the n values in place if they are a whole block, else a copy that is padded with zeros.
+  // Returns `from` itself if its n values are a whole block, else a copy that is padded with zeros.
   const float* padded(const float* from, int64_t n) {
     if (n == kBlock) return from;
     std::memcpy(values, from, static_cast<size_t>(n) * sizeof(float));
@@ -45,8 +45,8 @@ inline void widen(const Kernels& table, const Piece& piece, int64_t offset, floa
 }
 
 // Calls visit(values, at, n) for consecutive runs that together are elements begin..end-1. A run of an fp32 piece is as
-// long as possible and is read in place. Pieces of other types are widened into scratch, one block at a time, which
-// stays in the L1 cache.
+// long as possible and is read in place. Pieces of other types are widened into `scratch`, one block at a time, so that
+// `scratch` stays in the L1 cache.
 template <typename Visit>
 void for_each_run(const Update& update, const Kernels& table, int64_t begin, int64_t end, Visit visit) {
   Scratch scratch;
@@ -70,7 +70,7 @@ class BlockReader {
   BlockReader(const Update& update, const Kernels& table, int64_t position)
       : table_(table), piece_(piece_at(update, position)) {}
 
-  // The number of elements from `position` on that are read in place.
+  // Returns how many elements from `position` on can be read in place.
   int64_t plain(int64_t position) {
     while (position >= piece_->begin + piece_->size) ++piece_;
     return piece_->dtype == kFloat32 ? piece_->begin + piece_->size - position : 0;
@@ -97,12 +97,12 @@ class BlockReader {
   Scratch scratch_;
 };
 
-// Reads each element of an update once. Calls visit(values, at, n) for runs of fp32 copies in the L1 cache, in any
-// order and on several threads. Returns the sum of squares of the values read (norms.cpp).
+// Reads each element of an update once. Calls visit(values, at, n) for runs of fp32 copies in the L1 cache. The calls
+// come in any order and from several threads. Returns the sum of squares of the values read (norms.cpp).
 using Visit = std::function<void(const float* values, int64_t at, int64_t n)>;
 double read_once(const Update& update, const Visit& visit);
 
-// The loops for fp32 vectors that touch `bytes` in total.
+// Returns the kernels for loops over fp32 vectors that touch `bytes` in total.
 inline const Kernels& loops_for(int64_t bytes) {
   return bytes <= tuning().wide_below ? kernels() : streaming_kernels();
 }
@@ -121,14 +121,15 @@ void raise(std::atomic<T>& largest, T value) {
   }
 }
 
-// How many elements a thread takes at a time: whole blocks, several turns per thread, and at most what caches hold. A
-// caller that works alone takes all elements.
+// Returns how many elements a thread takes at a time: whole blocks, several turns per thread, and at most as many as
+// the caches hold. If the work is not shared, the caller takes all elements.
 inline int64_t turn_of(int64_t size, bool shared) {
   if (!shared) return size;
   return std::clamp((size / (8 * threads()) + kBlock - 1) / kBlock * kBlock, 4 * kBlock, tuning().group);
 }
 
-// Calls part(begin, end) in parallel for parts that cover 0..size-1. `bytes` are touched for every element.
+// Calls part(begin, end) in parallel for parts that cover 0..size-1. `bytes` is the number of bytes touched per
+// element.
 template <typename Part>
 void for_each_part(int64_t size, int64_t bytes, Part part) {
   if (size == 0) return;

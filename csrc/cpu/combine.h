@@ -1,4 +1,4 @@
-// Combines several updates element by element (math/combine.h), and sums over pairs of them.
+// Combines several updates element by element (math/combine.h), and computes sums over pairs of updates.
 #pragma once
 
 #include <atomic>
@@ -12,19 +12,19 @@
 
 namespace fastagg {
 
-// Memory for the threads that combine updates, with a block of every update. It is made before a step, in which nothing
-// may allocate.
+// Memory for the threads that combine updates. A thread's desk has a block for every update. The memory is allocated
+// before a step, because nothing may be allocated during the step.
 class Desks {
  public:
-  // Without `blocks` there is only memory for weights.
+  // Without `blocks` there are no desks, only memory for weights.
   explicit Desks(size_t updates, bool blocks = true)
       : taken_(blocks ? static_cast<size_t>(cpu::threads()) : 0),
         weights_(updates),
         rows_(taken_.size() * updates),
         memory_(rows_.size() * kBlock) {}
 
-  // Reserves a desk for its lifetime. There are as many as there were threads. If there are more threads by now, some
-  // wait.
+  // Reserves a desk while the object lives. The number of desks is the number of threads when they were made. If there
+  // are more threads by now, some wait.
   class DeskPlace {
    public:
     explicit DeskPlace(Desks& of) : of_(of) {
@@ -45,7 +45,7 @@ class Desks {
     size_t at_ = 0;
   };
 
-  // The factor of each update.
+  // One factor for each update.
   float* weights() { return weights_.data(); }
 
  private:
@@ -57,7 +57,8 @@ class Desks {
 
 namespace cpu {
 
-// out = the combination of n <= 1,024 elements of each row, times its weight. 1 to kMostCombined rows.
+// out = the combination of n <= 1,024 elements of each row. Each row is first multiplied by its own weight. There are 1
+// to kMostCombined rows.
 void combine_rows(const CombineSetting& how, const float* const* rows, int64_t count, const float* weights, int64_t n,
                   float* out);
 
@@ -66,10 +67,10 @@ struct Kernels;
 void rows_at(const std::vector<WeightedUpdate>& held, const Kernels& table, int64_t at, int64_t n,
              const Desks::DeskPlace& place);
 
-// out = the combination of whole updates. The desks must have been made for them.
+// out = the combination of whole updates. `desks` must have been made for the number of these updates.
 void combine(const std::vector<WeightedUpdate>& held, const Combiner& combine, Desks& desks, float* out);
 
-// As in runner.h. Each update is read once.
+// Computes runner.h's pair_sums. Each update is read once.
 std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted, bool apart);
 
 }  // namespace cpu

@@ -13,8 +13,9 @@ namespace fastagg::cpu {
 
 using fastagg::RowJob;
 
-// The instruction sets in this build, best first, and whether this processor has them. `isa` is the one in use.
-// `select` returns false and changes nothing if the processor does not have it.
+// isas() lists the instruction sets in this build, best first, and whether this processor has each of them. isa() is
+// the instruction set in use. select() changes the instruction set. It returns false and changes nothing if the
+// processor does not have `name`.
 std::vector<std::pair<const char*, bool>> isas();
 const char* isa();
 bool select(const char* name);
@@ -25,43 +26,44 @@ bool select(const char* name);
 // row).
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer);
 
-// acc_out = acc + weight*update (12 bytes per parameter). If acc is null, a new sum begins (8 bytes).
+// acc_out = acc + weight*update (12 bytes per parameter). If acc is null, acc_out = weight*update (8 bytes).
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out);
 
-// acc_out = acc + by_0*update_0 + by_1*update_1 + ..., in this order and in one pass. The bits are those of one
-// `accumulate` for each update. acc_out may be acc.
+// acc_out = acc + by_0*update_0 + by_1*update_1 + ..., in this order and in one pass. The result has the same bits as
+// if `accumulate` were called for each update. acc_out may be acc.
 void add_held(const std::vector<WeightedUpdate>& held, const float* acc, float* acc_out);
 
-// The same as `step` and `accumulate`, for memory that its sender may change: each element is read once, into the L1
-// cache. They return the sum of squares of the values read (sum_squares). If it is not finite, the output is invalid,
-// so the output must not replace needed memory. Not for rows and 8-bit moments.
+// The same as `step` and `accumulate`, for memory that its sender may change meanwhile. Each element is read once, into
+// the L1 cache. Both functions return the sum of squares of the values read (sum_squares). If that sum is not finite,
+// the output is invalid, so the output must not overwrite memory that is still needed. Rows and 8-bit moments are not
+// supported.
 double step_once(const Update& update, const Direction& direction, const Optimizer& optimizer);
 double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out);
 
-// Copies elements first..first+count-1 to `out`, unconverted. All pieces have one type of `item` bytes.
+// Copies elements first..first+count-1 to `out`, unconverted. All pieces must have the same type, of `item` bytes.
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out);
 
-// sum = sum of weights[s]*row(s) over all slots with a nonzero weight, added in double and rounded once. It is computed
-// for the blocks first, first + stride, ... below last. A block has 1,024 elements.
+// sum = sum of weights[s]*row(s) over all slots with a nonzero weight, added in double and rounded once. The sum is
+// computed for the blocks first, first + stride, ... below last. A block has 1,024 elements.
 void recompute_sum(const Rows& rows, const float* weights, float* sum, int64_t first, int64_t last, int64_t stride);
 
 // For every job, slot after slot: shadow += weights[slot]*row(slot), with the product in fp32 and the sum in double.
 // Slots of weight 0 are not read. If weights is null, every slot has the weight `weight`. No two jobs may have the same
 // shadow.
 //
-// When all slots have been added to a shadow, it has the bits that recompute_sum rounds, however the slots were divided
-// over calls.
+// Once all slots have been added to a shadow, the shadow has the bits of recompute_sum's sum before rounding. It does
+// not matter how the slots were divided over calls.
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight);
 
-// sum = shadow, rounded once, for every job's block of a vector of `size` elements. The jobs' slots are not used.
+// sum = shadow, rounded once, for every job's block of a vector of `size` elements. The jobs' slots have no effect.
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size);
 
 // out = row(slot), dequantised.
 void read_row(const Rows& rows, int64_t slot, float* out);
 
 // The sums that are computed for every tensor of a model while an update u is read (4 bytes more per parameter, for m).
-// They are added in double, in order, over the tensor's parts of strands (math/reduce.h). `ends`: where tensors end;
-// the last one ends with the model.
+// Each tensor is divided into parts, which end with its strands (math/reduce.h). The parts' sums are added in order, in
+// double. `ends`: where tensors end. The last tensor ends with the model.
 class Tensors {
  public:
   explicit Tensors(std::vector<int64_t> ends);
@@ -71,10 +73,10 @@ class Tensors {
   TensorSums of(size_t tensor) const;
   const std::vector<int64_t>& ends() const { return ends_; }
   int64_t nbytes() const { return static_cast<int64_t>(parts_.size() * sizeof(TensorSums)); }
-  // Where parts begin, and where the last one ends. A device adds up the parts' sums itself.
+  // Returns where the parts begin, and then where the last part ends. A device adds up the parts' sums itself.
   std::vector<int64_t> begins() const;
   TensorSums* parts() { return parts_.data(); }
-  // Adds elements at..at+count-1, which must be in one strand. Several threads may add different elements.
+  // Adds elements at..at+count-1, which must be in a single strand. Several threads may add different elements at once.
   void add(const float* values, int64_t at, int64_t count);
 
   const float* m = nullptr;
@@ -86,8 +88,8 @@ class Tensors {
   std::vector<TensorSums> parts_;
 };
 
-// The sum of squares in double, in reduce.h's fixed order (4 bytes per parameter). It is infinite or NaN exactly if
-// some element is.
+// The sum of squares in double, in reduce.h's fixed order (4 bytes per parameter). The sum is infinite or NaN if, and
+// only if, some element is.
 double sum_squares(const Update& update, Tensors* tensors = nullptr);
 
 // Copies an update into `copy`, which has the same elements of the same types, and returns the copy's sum of squares.
@@ -96,63 +98,65 @@ double absorb(const Update& update, const Update& copy, Tensors* tensors = nullp
 // Copies without a sum.
 void copy(const Update& update, const Update& to);
 
-// Both norms of AsyncFedED (its Eq. 6) in one read, 12 bytes per parameter, and FedAC's inner product.
+// Both norms of AsyncFedED (its Eq. 6) and FedAC's inner product. They are computed in one read, 12 bytes per
+// parameter.
 struct Distances {
   double moved;   // |x - base|^2
   double update;  // |update|^2
-  double inner;   // (x - base).update, or 0 if it is not wanted
+  double inner;   // (x - base).update, or 0 if wants_inner is false
 };
 Distances distances(const Update& update, const float* x, const float* base, bool wants_inner);
 
-// Whether an answer looks as if it had another form than its sender says, judged by the model x that the client was
-// sent. An update u does if it is nearly the model or its negative: |u - x| or |u + x| < 0.1*|u|. A trained model t
-// does if it is nearly zero: |t| < 0.1*|t - x|. At most 1,024 elements are compared. Fewer than 16 elements, or a
-// constant, never count as wrong.
+// Whether an answer's numbers look as if they had another form (update or trained model) than their sender says. The
+// numbers are compared with the model x that the client was sent. An update u is misformed if u is nearly the model or
+// its negative: |u - x| or |u + x| < 0.1*|u|. A trained model t is misformed if t is nearly zero: |t| < 0.1*|t - x|. At
+// most 1,024 elements are compared. Fewer than 16 elements, or a constant, never count as misformed.
 bool is_misformed(const Update& numbers, const Update& x, bool is_trained);
 
-// Encoded updates (math/wire.h). `encode` fills the allocated arrays of `into` from an update of as many elements. A
-// top-k takes the largest magnitudes, and the first of equal ones. `ends` must be set already. The key is that of the
-// rounding. Returns whether all numbers are finite. If not, the output is invalid.
+// Encodes an update (math/wire.h) into the allocated arrays of `into`, which has as many elements. Top-k takes the
+// elements of the largest magnitudes, and the first ones of equal magnitudes. `ends` must be set already. `key` is the
+// key of the random rounding. Returns whether all numbers are finite. If not, the output is invalid.
 bool encode(const Update& update, const Wire& into, const RandomKey& key);
 void decode(const Wire& wire, int64_t at, float* out, int64_t n);  // `at` is a multiple of kScaleBlock
 
-// A client's model after training, and the model it started from. If base is null, `model` is the difference itself.
+// A client's model after training, and the model that the training started from. If base is null, `model` is the
+// difference itself.
 struct TrainedModel {
   Update model;
   const float* base;
   float weight;
-  Dtype dtype = kFloat32;  // of the base
+  Dtype dtype = kFloat32;  // the base's type
 };
 
 // acc_out = acc + weight_0*(model_0 - base_0) + weight_1*(model_1 - base_1) + ..., added element by element in this
 // order. So one call gives the same bits as one call for each model. If acc is null, a new sum begins. A difference
 // that is not finite spoils the sum. So acc_out may be acc only if the models were checked before. If acc_out is null,
-// nothing is written.
+// no sum is written.
 //
-// largest[k] gets the bits of the largest magnitude in model_k - base_k; it must be 0 at first. The bits of infinity
-// and NaN are larger than any number's. This needs no additional read.
+// largest[k] is set to the bits of the largest magnitude in model_k - base_k. The caller must set largest[k] to 0
+// before. The bits of infinity and NaN are larger than any number's. This needs no additional read.
 //
 // Bytes per parameter: 4 for each model, 4 for each base that differs from the one before, 8 for the sum (4 if it is
 // new).
 void fold(const std::vector<TrainedModel>& trained, const float* acc, float* acc_out,
           std::vector<std::atomic<int32_t>>& largest);
 
-// acc_out = acc + weight_0*update_0 + ..., with the bits of one `accumulate_once` for each, which returns squares[k].
-// No update has a base. acc_out is not acc.
+// acc_out = acc + weight_0*update_0 + .... The bits are those of one `accumulate_once` call for each update. squares[k]
+// is what the call for update k returns. No update may have a base. acc_out must not be acc.
 void fold_once(const std::vector<TrainedModel>& updates, const float* acc, float* acc_out,
                std::vector<double>& squares);
 
 // FedEcho's distillation loss over a batch of rows (math/distill.h). T is float, or double for gradient checks.
-// Teachers, [rows, classes]: the probabilities of scale*logits, their argmax (the first of equal ones) and entropy in
-// nats.
+// soft_targets() computes the teachers' targets from logits [rows, classes]: the probabilities of scale*logits, their
+// argmax (the first of equal ones) and their entropy in nats.
 template <typename T>
 void soft_targets(const T* logits, double scale, int64_t rows, int64_t classes, T* probs, int64_t* labels,
                   double* entropy);
 
-// The mean loss over the rows that count, and its gradient with respect to the student's logits [rows, classes]. Row r
-// of the student belongs to the teacher's row `which[r]`, or to row r if `which` is null. A row with the label kIgnored
-// does not count. Throws std::out_of_range, with nothing written, if `which` names a row outside `teachers` or a label
-// is not a class.
+// Returns the mean loss over the rows that count, and writes the loss's gradient with respect to the student's logits
+// [rows, classes]. Row r of the student belongs to the teacher's row `which[r]`, or to row r if `which` is null. A row
+// with the label kIgnored does not count. Throws std::out_of_range, with nothing written, if `which` names a row
+// outside `teachers` or a label is not a class.
 struct DistillationLoss {
   double loss;
   double alpha;
@@ -162,8 +166,9 @@ DistillationLoss distill(const T* logits, const T* probs, const int64_t* labels,
                          const int64_t* which, int64_t teachers, int64_t rows, int64_t classes, double alpha_min,
                          double alpha_max, T* gradient);
 
-// CRC-32C (Castagnoli, as in RFC 3720) of `count` bytes. `before` is the checksum of the bytes before them (0: none).
-// It uses the processor's instruction if there is one, otherwise a table. `in_software` forces the table.
+// CRC-32C (Castagnoli, as in RFC 3720) of `count` bytes. `before` is the checksum of the bytes before them, or 0 if
+// there are none. The function uses the processor's instruction if there is one, otherwise a table. `in_software`
+// forces the table.
 uint32_t crc32c(const void* data, int64_t count, uint32_t before, bool in_software);
 
 }  // namespace fastagg::cpu

@@ -17,7 +17,7 @@ namespace fastagg::cpu {
 namespace {
 
 struct Tables {
-  uint32_t of[8][256];  // of[k][b]: byte b followed by k zero bytes
+  uint32_t of[8][256];  // of[k][b]: the checksum of byte b followed by k zero bytes
 };
 
 constexpr Tables made() {
@@ -51,7 +51,7 @@ uint32_t portable(uint32_t crc, const uint8_t* data, int64_t count) {
   return crc;
 }
 
-// The effect on `crc` of a number of following zero bytes, as a matrix over bits.
+// The effect that a fixed number of following zero bytes has on `crc`, as a matrix over bits.
 struct Zeros {
   uint32_t column[32];
 
@@ -72,8 +72,8 @@ Zeros zeros(int64_t bytes) {
   return matrix;
 }
 
-// The CRC instruction has a latency of three cycles, and one can start in each cycle. So three parts are read at once.
-// Their checksums are joined: each is advanced past as many zero bytes as the following parts have.
+// The CRC instruction has a latency of three cycles, but one can start in each cycle. So three parts are read at once.
+// Then their checksums are joined. Each checksum is advanced past as many zero bytes as the following parts have.
 constexpr int64_t kPart = 4096;
 
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
-// Sets how a thread's floating-point unit rounds, and that it keeps denormal numbers. Programs may have it flush them
-// to zero in some threads (torch.set_flush_denormal, or any library that was linked with -ffast-math).
+// Sets a thread's floating-point unit to the usual rounding and to keeping denormal numbers. Programs may have set the
+// unit to flush denormal numbers to zero (torch.set_flush_denormal, or any library that was linked with -ffast-math).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace fastagg::cpu {
 
-// While it lives, its thread computes by IEEE 754, so that results do not depend on the thread.
+// While the object lives, its thread computes by IEEE 754. So results do not depend on the thread.
 class PlainFloats {
  public:
   PlainFloats() : before_(modes()) {

@@ -6,14 +6,14 @@
 namespace fastagg::cpu {
 namespace {
 
-// How many models from `first` on one loop adds: 1, 2 or 4 with the same base.
+// Returns how many models from `first` on one loop adds: 1, 2 or 4. They have the same base.
 size_t together(const std::vector<TrainedModel>& trained, size_t first) {
   size_t same = 1;
   while (same < kFolds && first + same < trained.size() && trained[first + same].base == trained[first].base) ++same;
   return same == 3 ? 2 : same;
 }
 
-// A block of a model's base. bf16 is widened into scratch.
+// Returns a block of a model's base. A bf16 base is widened into scratch.
 const float* base_at(const Kernels& table, const TrainedModel& model, int64_t at, int64_t n, Scratch& scratch) {
   if (model.base == nullptr || model.dtype == kFloat32) return shifted(model.base, at);
   widen(table, {model.base, 0, 0, model.dtype}, at, scratch.values, n);
@@ -34,15 +34,17 @@ void fold(const std::vector<TrainedModel>& trained, const float* acc, float* acc
   for_each_part(size, 4 * vectors, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin, n = 0; at < end; at += n) {
       n = std::min(kBlock, end - at);
-      Scratch base, scratch;  // all groups but the last are summed here, in the L1 cache
+      Scratch base, scratch;  // `scratch` has the sum of all groups but the last, in the L1 cache
       const float* before = shifted(acc, at);
       for (size_t first = 0, count = 0; first < trained.size(); first += count) {
         count = together(trained, first);
-        std::optional<BlockReader> readers[kFolds];  // on the stack, because nothing may fail while the sum is written
+        // on the stack, because allocation could fail while the sum is being written
+        std::optional<BlockReader> readers[kFolds];
         int64_t plain = end - at;
         for (size_t k = 0; k < count; ++k)
           plain = std::min(plain, readers[k].emplace(trained[first + k].model, table, at).plain(at));
-        if (whole_blocks) n = std::max(n, plain / kBlock * kBlock);  // whole blocks that are contiguous in all models
+        if (whole_blocks)
+          n = std::max(n, plain / kBlock * kBlock);  // as many whole blocks as are contiguous in all models
         Fold run{};
         run.count = static_cast<int>(count);
         for (size_t k = 0; k < count; ++k) {

@@ -9,8 +9,9 @@ FASTAGG_FN int32_t larger_bits(int32_t largest, uint32_t bits) {
   return magnitude > largest ? magnitude : largest;
 }
 
-// Based: the values are models, and a base is subtracted. Otherwise they are differences. Fresh: there is no sum yet.
-// The bits of infinity and NaN are larger than any number's, so magnitudes are compared as integers.
+// Adds `Count` models to the sum at place i. Based: the inputs are models, and a base is subtracted from each.
+// Otherwise the inputs are differences. SteppedBlock: there is no sum yet. The bits of infinity and NaN are larger than
+// any number's, so magnitudes are compared as integers.
 template <int Count, bool Based, bool SteppedBlock, typename L, bool Streams, typename Most>
 FASTAGG_FN void fold_at(const Fold& f, int64_t i, Most* largest) {
   typedef typename L::F Of;

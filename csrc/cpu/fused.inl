@@ -1,7 +1,8 @@
-// Direction and optimizer of fp32 vectors in one loop, for every combination of the two. Included by kernels.inl.
+// Loops over fp32 vectors that compute a direction and take an optimizer's step, one loop for every combination of the
+// two. Included by kernels.inl.
 //
-// Each direction declares what it reads, so that it can be prefetched, and how it computes D with lanes L. Most of a
-// run uses vectors. Its end uses single elements, which are the specification.
+// Each direction declares the vectors that it reads, so that they can be prefetched, and how it computes D with lanes
+// L. Most of a run uses vectors. The run's end uses single elements. These define the result.
 
 FASTAGG_FN void ahead_of(const void* pointer) { __builtin_prefetch(pointer, 0, 3); }
 
@@ -74,7 +75,7 @@ struct BlendLoop {
   }
 };
 
-// Both: an old row is read, and the new one is written. Otherwise one of them is missing.
+// Both: the old row is read and the new row is written. Otherwise the old or the new row is missing.
 template <bool Both>
 struct MeanLoop {
   static constexpr bool kReadsX = false;

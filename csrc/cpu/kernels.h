@@ -1,7 +1,7 @@
 // The kernels of one instruction set and vector width, as a table of functions.
 //
-// A step over fp32 vectors is one loop, generated for every direction and optimizer (`fused`). If the update, the
-// rows or the moments have another type, short stages run one after the other over blocks of 1,024 elements, which stay
+// A step over fp32 vectors is one loop, generated for every direction and optimizer (`fused`). If the update, the rows
+// or the moments have another type, short stages run one after the other over blocks of 1,024 elements. The blocks stay
 // in the L1 cache. No intermediate vector is written to memory (step.cpp).
 #pragma once
 
@@ -22,21 +22,21 @@ enum FusedDirection : int {
   kAlongTurned,
   kAlongFlush,
   kAlongBlend,
-  kAlongReplace,     // mean: an old row and a new one
-  kAlongEnter,       // mean: an old row or a new one is missing
+  kAlongReplace,     // mean: there are an old row and a new row
+  kAlongEnter,       // mean: the old row or the new row is missing
   kAlongBuffered,    // calibrated, without a step
   kAlongCalibrated,  // calibrated, with a step
-  kAlongSum,         // D = sum*sum_scale, where the sum is up to date
+  kAlongSum,         // D = sum*sum_scale; the sum includes the update already
   kAlongs
 };
 
-// How a loop uses its direction: an optimizer's step (its place in the list), or one of these.
+// How a loop uses its direction: the place of an optimizer in the list, whose step is taken, or one of these.
 constexpr int kGives = Optimizers::kCount;      // out = D
-constexpr int kMoves = Optimizers::kCount + 1;  // nothing more: only the sum and the row are updated
+constexpr int kMoves = Optimizers::kCount + 1;  // no output: only the sum and the row are updated
 constexpr int kActs = Optimizers::kCount + 2;
 
 // A run of elements. Each pointer is to the run's first element. The direction (math/directions.h) and the optimizer
-// determine which ones are used.
+// determine which members a loop uses.
 struct Run {
   const float* update;
   float gain, weight, scale;
@@ -49,11 +49,12 @@ struct Run {
   const float* x;
   float* out;
   int64_t n;
-  int64_t ahead;                  // how many elements ahead memory is prefetched; 0: not at all
-  bool stream_out, stream_write;  // stores that bypass the caches; the pointer is aligned to 64 bytes
+  int64_t ahead;  // how many elements ahead memory is prefetched; 0: not at all
+  // Whether stores to `out`, or to `write`, bypass the caches. That pointer must then be aligned to 64 bytes.
+  bool stream_out, stream_write;
 };
 
-// A block with 8-bit moments (math/moments.h). n is a multiple of kScaleBlock; the caller pads with zeros.
+// A block with 8-bit moments (math/moments.h). n is a multiple of kScaleBlock. The caller pads the block with zeros.
 struct CodedBlock {
   const float* direction;
   const float* x;
@@ -63,7 +64,7 @@ struct CodedBlock {
   int64_t n, ahead;
 };
 
-// Sets a row's block to gain*in. With a sum, also sum += entering*new - leaving*old. With a term, also sum +=
+// Sets a row's block to gain*in. If `sum` is set, also sum += entering*new - leaving*old. If `term` is set, also sum +=
 // term_weight*term. n is a multiple of kScaleBlock.
 struct RowChange {
   const float* in;
@@ -71,15 +72,15 @@ struct RowChange {
   const uint32_t* words;  // this block's random words
   Row write;
   int64_t n, ahead;
-  const float* ask;  // a block to prefetch for the next stage
-  Row read = {};     // the old row, which may be the written one; missing: there is none
-  Row term = {};     // a row other than the written one
+  const float* ask;  // a block that the next stage reads: it is prefetched
+  Row read = {};     // the old row, which may be the written row; null data: there is no old row
+  Row term = {};     // a row other than the written row; null data: there is no term
   float entering = 0.0f, leaving = 0.0f, dither = 0.0f, term_weight = 0.0f;
   float* sum = nullptr;
 };
 
-// out = acc + weight[0]*(in[0] - base) + ..., in this order. Null acc or base count as zero. `out` may be acc unless
-// stores bypass the caches.
+// out = acc + weight[0]*(in[0] - base) + ..., in this order. A null acc or base counts as zero. `out` may be acc unless
+// stream_out is set.
 constexpr int kFolds =
     4;  // models that one loop reads at once; each is a stream of memory, and caches follow few streams
 struct Fold {
@@ -89,10 +90,11 @@ struct Fold {
   const float *base, *acc;
   float* out;
   int64_t n, ahead;
-  bool stream_out;  // stores that bypass the caches; `out` is aligned to 64 bytes
+  bool stream_out;  // whether stores bypass the caches; `out` is then aligned to 64 bytes
 };
 
-// out = the combination of n elements of each row, times its weight (math/combine.h).
+// A call that combines n elements of several rows into `out` (math/combine.h). Each row is first multiplied by its own
+// weight.
 struct Combination {
   const float* const* rows;
   const float* weights;
@@ -100,20 +102,20 @@ struct Combination {
   float* out;
 };
 
-// sums[i*count + k] += the sum over n elements, for i <= k, of row i times row k, each times its weight. If `apart`, of
-// the square of their difference. In double.
+// For each pair i <= k: sums[i*count + k] += the sum over n elements of row i times row k, or, if `apart`, of the
+// square of the difference of both rows. Each row is first multiplied by its own weight. The sums are in double.
 struct Pairs {
   const float* const* rows;
   const float* weights;
   int64_t count, n;
   bool apart;
-  const uint8_t* wanted;  // [count, count]: the wanted pairs; null: all
+  const uint8_t* wanted;  // [count, count]: nonzero where a pair is wanted; null: all pairs are
   double* sums;
   bool wants(int64_t i, int64_t k) const { return i <= k && (wanted == nullptr || wanted[i * count + k] != 0); }
 };
 
-// out += scale*normal numbers, for 1,024 elements. The blocks at `ask` are prefetched for later stages. They may be any
-// address, or null.
+// out += scale*normal numbers, for 1,024 elements. The blocks at `ask` are prefetched for later stages. The pointers in
+// `ask` may be invalid or null.
 struct NoiseBlock {
   const ChaChaKey& key;
   int64_t block;
@@ -132,7 +134,7 @@ struct RowLoss {
 
 constexpr int kSums = 3;
 
-// Encodes a block that begins a scale block into codes and scales. `words`: the block's random words.
+// Encodes a block into codes and scales. The block must begin at a scale block. `words`: the block's random words.
 using Encoder = void (*)(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales);
 
 struct Kernels {
@@ -149,7 +151,7 @@ struct Kernels {
   void (*decode[RowFormats::kCount])(Row row, float* out, int64_t n, int64_t ahead);
   // Decodes elements at..at+n-1 of an encoded update. `at` is a multiple of kScaleBlock.
   void (*decode_wire[WireFormats::kCount])(const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead);
-  Encoder encode_wire[WireFormats::kCount];  // null: not every element has a code of its own
+  Encoder encode_wire[WireFormats::kCount];  // null if the format has no code for every element
   Encoder encode_values[ValueCodecs::kCount];
   void (*encode_nearest)(const float* in, int64_t n, float inverse, int8_t* codes);
   uint32_t (*largest)(const float* in, int64_t n);  // bits of the largest magnitude
@@ -158,12 +160,12 @@ struct Kernels {
   // total += weight*row, in double
   void (*add_exactly[RowFormats::kCount])(double* total, Row row, float weight, int64_t n, int64_t ahead);
   void (*settle)(const double* total, float* sum, int64_t n);
-  // Sums over at most one strand (math/reduce.h) of update^2, or of (x - base)^2 and, if `inner`, of (x - base)*update.
-  // n is a multiple of 128. The caller pads with zeros.
+  // Sums over at most one strand (math/reduce.h): `squares` of update^2, `apart` of (x - base)^2, of update^2 and, if
+  // `inner`, of (x - base)*update. n is a multiple of 128. The caller pads with zeros.
   void (*squares)(const float* update, int64_t n, int64_t ahead, double* out);
-  // The same, but also copies the update. Each element is loaded once.
+  // The same as `squares`, but also copies the update. Each element is loaded once.
   void (*copy_squares)(const float* update, float* copy, int64_t n, int64_t ahead, double* out);
-  // The sum over the whole group at `begin` of a top-k.
+  // Returns the sum of squares of a top-k over the whole group that starts at `begin`.
   double (*squares_topk[ValueCodecs::kCount])(const Wire& wire, int64_t begin);
   void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
                 double* out);
@@ -171,12 +173,12 @@ struct Kernels {
   void (*add_pairs)(const Pairs& run);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
-  // One client's local steps, in a workspace of the network whose borders are zeros.
+  // Takes a client's local steps. `memory` is a workspace of the network whose borders are zeros.
   void (*train)(const train::Net& net, const train::TrainCall& call, float* memory);
 };
 
 // kernels() is the table in use, with the widest vectors of its instruction set. streaming_kernels() is the table for
-// loops over vectors that do not fit in the caches (tuning.h, `width`); it may have only `fused`.
+// loops over vectors that do not fit in the caches (tuning.h, `width`). The latter may have no kernels but `fused`.
 const Kernels& kernels();
 const Kernels& streaming_kernels();
 

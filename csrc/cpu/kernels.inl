@@ -1,7 +1,7 @@
-// The kernels of one table. A file compiled with the flags of an instruction set includes this once for each vector
-// width (FASTAGG_LANES floats), inside that table's own namespace (FASTAGG_TABLE). Only the table may have external
-// linkage. Nothing may come from the C++ library: the linker could keep one table's copy of a shared template for all
-// of them (see math/portable.h).
+// The kernels of one table. A source file that is compiled with the flags of an instruction set includes this file, for
+// one vector width (FASTAGG_LANES floats) and inside the table's own namespace (FASTAGG_TABLE). Only the table may have
+// external linkage. Nothing may come from the C++ library: the linker could keep one table's copy of a shared template
+// for all tables (see math/portable.h).
 
 #include <cfloat>
 
@@ -85,7 +85,8 @@ constexpr void fill_values(Kernels& to, List<Each...>) {
 }
 #endif
 
-// Fills in a direction with every optimizer, and alone. Turned directions need an optimizer with m.
+// Sets a direction's loops: one for every optimizer, and one that only writes D. Turned directions need an optimizer
+// with m.
 template <typename Towards, typename... Each>
 constexpr void fill_steps(void (*(&to)[kActs])(const Run&), List<Each...>) {
   int act = 0;

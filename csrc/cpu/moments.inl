@@ -1,8 +1,7 @@
 // Block kernels of optimizers with 8-bit moments (math/moments.h): decode, step and encode, all in the L1 cache.
 // Included by kernels.inl, after rows.inl.
-//
 // Vector operations are written out and not left to the compiler, because instructions per cycle limit the speed.
-// Instructions that combine three operands, where they exist, save a fifth of the time.
+// Instructions with three operands save a fifth of the time on processors that have them.
 
 constexpr int64_t kQuarter = kScaleBlock / 4;
 
@@ -14,7 +13,8 @@ FASTAGG_FN float largest_of(F values) {
   return lanes[0];
 }
 
-// Decodes code I of each word as in math/moments.h, but without its unit: values divided by c*2^Span.
+// Decodes code I of each word as in math/moments.h, but without the unit c. The result is the value divided by
+// c*2^Span.
 template <int I, uint32_t Span, uint32_t Mask>
 FASTAGG_FN F relative(U words) {
   constexpr uint32_t base = (127u - Span) << 23;
@@ -31,8 +31,8 @@ FASTAGG_FN F decoded_v(U words) {
   return relative<I, kSpanV, 0xff>(words);
 }
 
-// Returns `codes` with code I set. `random` is a word's rotated bits, `unit` is c as a float, `minus` the negative of
-// c's bits.
+// Returns `codes` with code I set to `value`'s code. `random`: the word's random bits, rotated. `unit`: c as a float.
+// `minus`: the negative of c's bits.
 template <int I>
 FASTAGG_FN U encoded_m(F value, U random, float unit, uint32_t minus, U codes) {
   const U bits = (U)value;
@@ -47,7 +47,7 @@ FASTAGG_FN U encoded_v(F value, U random, float unit, uint32_t minus, U codes) {
   return pick(shift<8 * I - kCut>(above), 0xffu << (8 * I), codes);
 }
 
-// The state of a block between its step and its encoding.
+// The moments of a block between the block's step and their encoding.
 struct SteppedBlock {
   alignas(64) float m[kScaleBlock], v[kScaleBlock], vhat[kScaleBlock];
   alignas(64) uint32_t words[kQuarter];
@@ -59,7 +59,7 @@ struct SteppedBlock {
 struct BlockFactors {
   Hyper h;
   float full_m, full_v, decay1, decay2;
-  float old_full_m, old_full_v;  // of the block before
+  float old_full_m, old_full_v;  // of the block before this one
   float unit_m, unit_v;
   uint32_t minus_m, minus_v;
 };
@@ -117,12 +117,13 @@ FASTAGG_FN void finish_quarter(const BlockFactors& t, const Vectors& at_block, c
   const F d = vector_at<F>(at_block.direction + at), x = vector_at<F>(at_block.x + at);
   put_vector(Opt::template moved<Simd>(d, x, old, held, t.h), at_block.x_out + at);
   w.m_out = encoded_m<I>(held.m, rotate<8 * I>(w.random), t.unit_m, t.minus_m, w.m_out);
-  // Uses another element's random bits, so that the two rounding errors of an element are independent.
+  // An element's m and v use random bits of different elements, so that the two rounding errors are independent.
   if constexpr (Opt::kV) w.v_out = encoded_v<I>(held.v, rotate<8 * (I ^ 2)>(w.random), t.unit_v, t.minus_v, w.v_out);
 }
 
-// In one loop: advances the moments of block `b` into `now`, and moves and encodes block b-1 from `before`. The first
-// has long chains of additions, and the second waits for divisions. Neither alone keeps the processor busy.
+// One loop does two things. It advances the moments of block `b` into `now`, and it moves and encodes block b-1 from
+// `before`. The former has long chains of additions, and the latter waits for divisions. Neither alone keeps the
+// processor busy.
 template <typename Opt, bool Advances, bool Finishes>
 FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hyper, SteppedBlock& now,
                            const SteppedBlock& before) {
@@ -194,7 +195,7 @@ FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hype
   }
 }
 
-// Limits values to the largest that can be stored, so that one overflow does not turn a whole block into NaN.
+// Limits values to the largest storable magnitude, so that one overflow does not turn a whole block into NaN.
 void keep_finite(float* values) {
   const float largest = float_from_bits(kLargest);
   for (int64_t i = 0; i < kScaleBlock; ++i) {
@@ -203,7 +204,7 @@ void keep_finite(float* values) {
   }
 }
 
-// Chooses the units in which a block is stored after its step.
+// Chooses the units in which a block's moments are stored after the step.
 template <typename Opt>
 FASTAGG_FN void choose_units(SteppedBlock& fresh) {
   const float largest = float_from_bits(kLargest);
@@ -218,8 +219,8 @@ FASTAGG_FN void choose_units(SteppedBlock& fresh) {
   fresh.unit_v = unit_bits(bits_of(fresh.most_v), kSpanV);
 }
 
-// vhat = max(vhat, v), on codes. Both are rounded with the same random bits, which keeps their order. So the larger
-// code belongs to the larger value. If the unit has changed, vhat is first encoded again.
+// Computes vhat = max(vhat, v) on codes. Both are rounded with the same random bits, which keeps their order. So the
+// larger code belongs to the larger value. If the unit has changed, vhat is first encoded again.
 FASTAGG_FN void raise_vhat(const CodedBlock& block, int64_t b, const SteppedBlock& fresh) {
   uint32_t* vhat = block.vhat + b * kQuarter;
   if (bits_of(block.units_v[b]) != fresh.unit_v) {

@@ -10,7 +10,7 @@ struct NoiseLanes : Simd {
   FASTAGG_FN U word(I whole) { return (U)whole; }
 };
 
-// This stage is limited by instructions, not by memory, so it also prefetches what later stages read.
+// Adds a block of noise. Instructions limit this stage, not memory, so it also prefetches what later stages read.
 void noise_block(const NoiseBlock& run) {
   constexpr int64_t kLines = kBlock / kLine, kTurns = kNoiseCalls / kFloats * 8;
   static_assert(kBlock == 16 * kNoiseCalls && (kLines % kTurns == 0 || kTurns % kLines == 0));
@@ -20,7 +20,7 @@ void noise_block(const NoiseBlock& run) {
   int64_t line = 0, turn = 0;
   for (int64_t call = 0; call < kNoiseCalls; call += kFloats) {
     const uint64_t first =
-        static_cast<uint64_t>(run.block * kNoiseCalls + call);  // no lane carries into the upper half
+        static_cast<uint64_t>(run.block * kNoiseCalls + call);  // no lane's addition carries into the upper half
     const U place[4] = {lanes + static_cast<uint32_t>(first), U{} + static_cast<uint32_t>(first >> 32), U{}, U{}};
     U words[16];
     chacha20<NoiseLanes>(run.key, place, words);

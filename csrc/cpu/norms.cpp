@@ -1,4 +1,4 @@
-// Norms of an arriving update. They decide whether, and how far, the model moves.
+// Norms of an arriving update. Rules decide by them whether, and how far, the model moves.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -18,7 +18,7 @@ double total_of_groups(const std::vector<TensorSums>& groups, size_t which) {
   return fastagg::total_of_groups(groups.size(), [&](size_t g) { return groups[g][which]; });
 }
 
-// `count` values followed by zeros up to a multiple of 128. The zeros change no sum.
+// A copy of `count` values followed by zeros up to a multiple of 128. The zeros do not change the sums.
 struct alignas(64) Strand {
   float values[kStrand];
 
@@ -59,26 +59,27 @@ void copy_range(const Update& update, const Update& to, int64_t at, int64_t coun
   }
 }
 
-// The address of fp32 elements at..at+count-1 if they are in one piece, else null.
+// Returns the address of fp32 elements at..at+count-1 if they are in a single piece, else null.
 float* plain_at(const Update& update, int64_t at, int64_t count) {
   const auto piece = piece_at(update, at);
   if (piece->dtype != kFloat32 || at + count > piece->begin + piece->size) return nullptr;
   return static_cast<float*>(const_cast<void*>(piece->data)) + (at - piece->begin);
 }
 
-// How many strands a thread takes at a time: a whole group, or less for a small update, so that each thread reads the
-// elements that it later steps. Between cores that share no cache, every line that moves costs time.
+// Returns how many strands a thread takes at a time: a whole group, or fewer for a small update. Then each thread
+// reads the elements that the same thread later steps. Between cores that share no cache, every cache line that
+// moves costs time.
 int64_t strands_at_a_time(int64_t strands) {
   int64_t per = threads() > 1 && strands > 8 ? 2 : kGroupStrands;
   while (per < kGroupStrands && per * 8 * threads() < strands) per *= 2;
   return per;
 }
 
-// Returns the groups' sums in reduce.h's order. sums(values, at, count, out) sums one strand. `before` is called
-// before a strand is read, and returns whether it has summed the strand itself.
+// Returns the groups' sums in reduce.h's order. sums(values, at, count, out) sums one strand. `before` is called before
+// a strand is read, and returns whether `before` has summed the strand itself.
 //
-// This pass only reads, so it waits for memory. Some processors prefetch only within a page. For them the pass reads a
-// group's strands at several places in turn. The strands are still added in order.
+// This pass only reads, so it waits for memory. Some processors prefetch only within a page. On these the pass reads a
+// group's strands at several places in turn. The strands' sums are still added in order.
 template <typename Of, typename Before>
 std::vector<TensorSums> group_sums(const Update& update, int used, int64_t bytes, Of sums, Before before) {
   const int64_t strands = (update.size + kStrand - 1) / kStrand, per = strands_at_a_time(strands);
@@ -104,7 +105,7 @@ std::vector<TensorSums> group_sums(const Update& update, int used, int64_t bytes
       }
     if (strand_sums.empty()) add(whole, first, last);
   };
-  // A pass that only reads is worth sharing from two groups on, because no line changes sides.
+  // A pass that only reads is worth sharing from two groups on, because no cache line moves between cores.
   parallel((strands + per - 1) / per, std::max(update.size * bytes, kWorthSharing), part);
   for (int64_t first = 0; !strand_sums.empty() && first < strands; first += kGroupStrands)
     add(&strand_sums[static_cast<size_t>(first)], first, std::min(strands, first + kGroupStrands));
@@ -124,7 +125,7 @@ void squares_of_strand(const float* values, int64_t, int64_t count, double* out)
   kernels().squares(padded.padded(values, count, n), n, tuning().prefetch, out);
 }
 
-// Reads a strand once, into `copy`. Returns its sum of squares.
+// Reads a strand once, into `copy`. Returns the strand's sum of squares.
 double copied(const Update& update, int64_t at, int64_t count, Strand& copy) {
   const int64_t ahead = tuning().prefetch, whole = whole_rows(count);
   const float* const from = plain_at(update, at, count);
@@ -150,7 +151,7 @@ auto squares_and(Tensors* tensors) {
 
 struct Products {
   double own = 0.0, both = 0.0, model = 0.0;      // u.u, u.x, x.x
-  float least = HUGE_VALF, largest = -HUGE_VALF;  // of u
+  float least = HUGE_VALF, largest = -HUGE_VALF;  // the extremes of u
 
   bool are_misformed(double share, bool is_trained) const {
     if (least == largest) return false;  // a constant may be artificial
@@ -161,7 +162,7 @@ struct Products {
 
 constexpr int64_t kMostCompared = 1024;
 
-// Elements begin..end-1: in place if they are fp32 in a single piece, otherwise copied to `scratch`.
+// Returns elements begin..end-1: in place if they are fp32 in a single piece, otherwise copied to `scratch`.
 const float* floats_of(const Update& update, int64_t begin, int64_t end, float* scratch) {
   const Piece& piece = *piece_at(update, begin);
   const int64_t offset = begin - piece.begin;
@@ -173,7 +174,8 @@ const float* floats_of(const Update& update, int64_t begin, int64_t end, float* 
   return scratch;
 }
 
-// The products over evenly spaced runs of elements, at most kMostCompared. In encoded numbers a run begins at a block.
+// Returns the products over evenly spaced runs, which have at most kMostCompared elements in all. In encoded numbers a
+// run begins at a scale block.
 Products products_of(const Update& numbers, const Update& x, int64_t runs, int64_t length) {
   Products sum;
   const int64_t apart = numbers.size / runs;
@@ -198,7 +200,7 @@ Products products_of(const Update& numbers, const Update& x, int64_t runs, int64
 bool is_misformed(const Update& numbers, const Update& x, bool is_trained) {
   constexpr int64_t kFewest = 16, kRuns = 64;
   if (numbers.size < kFewest) return false;
-  // A few elements come first. They are enough for most answers.
+  // A few elements are compared first. For most answers they are enough.
   if (!products_of(numbers, x, kFewest, 1).are_misformed(0.5, is_trained)) return false;
   const bool all = numbers.size <= kMostCompared;
   return products_of(numbers, x, all ? 1 : kRuns, kMostCompared / (all ? 1 : kRuns)).are_misformed(0.1, is_trained);
@@ -291,12 +293,12 @@ void fold_once(const std::vector<TrainedModel>& updates, const float* acc, float
   std::vector<double> sums(groups * count);  // by group and update
   auto group = [&](int64_t index) {
     double* const totals = sums.data() + static_cast<size_t>(index) * count;
-    Strand copies[kFolds], total;  // the updates are copied here, and all but the last group are summed here
+    Strand copies[kFolds], total;  // copies of updates; the sum of all folds but the last
     for (int64_t at = index * kGroup, end = std::min(size, at + kGroup); at < end; at += kStrand) {
       const int64_t n = std::min(kStrand, end - at);
       const float* before = shifted(acc, at);
       for (size_t first = 0, folded = 0; first < count; first += folded) {
-        // The first update is stored, not added to zero: that would change the sign of a zero.
+        // The first update is stored. Adding it to zero would change the sign of a negative zero.
         folded = before == nullptr ? 1 : std::min<size_t>(kFolds, count - first);
         folded = folded == 3 ? 2 : folded;
         Fold fold{};

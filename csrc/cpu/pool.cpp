@@ -29,12 +29,12 @@ constexpr microseconds kPatience{40};
 // The number of calls for which a worker does not spin after it found its core taken.
 constexpr int kBackOff = 16;
 
-// If a call's data is at most this large, it may still be in the caches. Then a thread leaves the others' chunks alone.
-// If cores share no cache (another core complex, or sometimes two cores of a virtual machine), each line that changes
-// sides costs more than a chunk's work, in this call and in the next one.
+// If a call's data is at most this many bytes, the data may still be in the caches. Then a thread leaves the others'
+// chunks alone. If cores share no cache (another core complex, or sometimes two cores of a virtual machine), each cache
+// line that moves to another core costs more than a chunk's work, in this call and in the next one.
 constexpr int64_t kCached = int64_t{1} << 25;
-// But it helps a thread that has begun no chunk for this long, plus kSlower times the duration of one of its own
-// chunks.
+// Even then a thread helps another one that has begun no chunk for this long, plus kSlower times the duration of one of
+// the helper's own chunks.
 constexpr microseconds kStandstill{20};
 constexpr int kSlower = 10;
 
@@ -46,7 +46,7 @@ void pause() {
 #endif
 }
 
-// Spins until done() or until `limit` is over. Also stops if another thread wants this core; then `taken` is set.
+// Spins until done() or until `limit` is over. Also stops if another thread wants this core, and then sets `taken`.
 template <typename Done>
 bool spin_until(Done done, microseconds limit, bool* taken) {
   const auto start = Clock::now();
@@ -99,7 +99,7 @@ struct Job {
     return true;
   }
 
-  // Does chunks of a thread that has not begun, or has begun none for `patience`.
+  // Takes chunks of a thread that has not begun, or that has begun no chunk for `patience`.
   void help(Share& share, Clock::duration patience) {
     auto moved = Clock::now();
     int64_t seen = share.left();
@@ -130,7 +130,8 @@ class Pool {
     workers_.reserve(static_cast<size_t>(workers));
     try {
       for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { serve(i); });
-    } catch (const std::exception&) {  // the system has no more threads: the others do their work
+      // the system has no more threads: the existing ones do the missing workers' chunks
+    } catch (const std::exception&) {
     }
   }
 
@@ -146,8 +147,8 @@ class Pool {
 
   int threads() const { return static_cast<int>(shares_.size()); }  // the requested number, including the caller
 
-  // Whether calling the workers is worth it: they are awake, or the work is large enough to wake them, or calls follow
-  // each other so quickly that the workers will be awake for the next ones.
+  // Whether calling the workers is worth it: they are awake, or the work is large enough to wake them, or calls come so
+  // quickly that workers that wake now will be awake for the next calls.
   bool worth(int64_t bytes) const {
     if (sleeping_.load(std::memory_order_relaxed) == 0 || bytes >= kWorthWaking) return true;
     return Clock::now() - last_ < microseconds{tuning().spin};
@@ -187,7 +188,7 @@ class Pool {
     bool taken = false;
     if (spin_until([this] { return idle(); }, kPatience, &taken)) return;
     // Another thread uses a worker's core. Torch's threads, for example, stay awake for milliseconds after an
-    // operation. The caller's core is about to be free, so the worker may run on it.
+    // operation. The caller's core becomes free while the caller waits, so the worker may run there.
     let_go();
     std::unique_lock<std::mutex> lock(mutex_);
     waiting_.store(true);
@@ -195,9 +196,9 @@ class Pool {
     waiting_.store(false);
   }
 
-  // A sleeping worker may be woken on the caller's core. It then shares the core for milliseconds, until the scheduler
-  // notices that another core is idle. This can take half as long as a step at ten million parameters. So workers stay
-  // off the caller's core.
+  // A sleeping worker may be woken on the caller's core. Worker and caller then share the core for milliseconds, until
+  // the scheduler notices that another core is idle. This can take half as long as a step at ten million parameters. So
+  // workers stay off the caller's core.
   void keep_off_this_core() {
 #if defined(__linux__)
     const int core = sched_getcpu();
@@ -225,9 +226,9 @@ class Pool {
 #endif
 
   void serve(size_t index) {
-    const PlainFloats plain;  // not inherited from the thread that started this one
+    const PlainFloats plain;  // a thread's floating-point modes are otherwise those of its creator
     uint64_t seen = 0;
-    int quiet = 0;  // the number of calls for which this worker still sleeps at once
+    int quiet = 0;  // the number of further calls before which this worker sleeps at once
     for (;;) {
       wait_for_call(seen, quiet);
       seen = generation_.load();
@@ -274,8 +275,8 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-// Everything that a forked child must not inherit in an intermediate state. The child gets a new State. The old one is
-// abandoned with the parent's threads, which do not exist in the child.
+// The state that a forked child must not inherit while it changes. The child gets a new PoolState. The old one is
+// abandoned together with the parent's threads, which do not exist in the child.
 struct PoolState {
   std::mutex busy;
   std::unique_ptr<Pool> pool;
@@ -309,7 +310,7 @@ void parallel(int64_t chunks, int64_t bytes, Task task, void* context) {
     shared.pool.reset();
     try {
       shared.pool = std::make_unique<Pool>(count - 1);
-    } catch (const std::bad_alloc&) {  // the caller then works alone, because a step that has begun cannot fail
+    } catch (const std::bad_alloc&) {  // the caller works alone, because a step that has begun must not fail
     }
   }
   if (shared.pool != nullptr && shared.pool->worth(bytes)) {

@@ -1,11 +1,11 @@
-// Block kernels of the client caches: random bits, storing and reading rows, the sum over clients. Included by
+// Block kernels of the client caches: random bits, reading and writing rows, and the sum over clients. Included by
 // kernels.inl.
 //
-// They are loops over pairs of elements, which the compiler vectorises. math/rows.h defines the result for one pair.
+// The kernels are loops over pairs of elements, which the compiler vectorises. math/rows.h defines a pair's result.
 
 FASTAGG_FN W wide(uint64_t word) { return W{} + word; }
 
-// math/philox.h's philox() on kDoubles counters at once. Each 64-bit lane holds a 32-bit word, so one widening
+// Computes math/philox.h's philox() on kDoubles counters at once. Each 64-bit lane holds a 32-bit word, so one widening
 // multiplication gives both halves of a product. The upper half of a lane may hold anything, because the next
 // multiplication reads only the lower half.
 FASTAGG_FN void philox_lanes(W& a, W& b, W& c, W& d, uint32_t key0, uint32_t key1) {
@@ -48,16 +48,16 @@ FASTAGG_FN void philox_words(const RandomKey& key, int64_t block, uint32_t* word
   }
 }
 
-// Element i uses half of words[i/256][i%128]: the lower half if it is in the first 128 elements of a scale block, the
-// upper half otherwise. math/philox.h uses the same numbering.
+// Element i uses half of words[i/256][i%128]: the lower half if element i is in the first 128 elements of its scale
+// block, otherwise the upper half. math/philox.h uses the same numbering.
 void random_words_block(const RandomKey& key, int64_t block, uint32_t* words, const float* ask) {
   philox_words<kCalls>(key, block, words, ask);
 }
 
 static_assert(kHalf == kCalls, "a scale block shares one word of every call");
 
-// The largest magnitude in one scale block. The bits of non-negative floats have the floats' order, so an integer
-// maximum may be taken, in any order.
+// Returns the largest magnitude in one scale block. The bits of non-negative floats have the floats' order, so the
+// maximum may be taken of integers, in any order.
 FASTAGG_FN float absmax(const float* in) {
   int32_t largest = 0;
   for (int64_t i = 0; i < kScaleBlock; ++i) {
@@ -67,8 +67,8 @@ FASTAGG_FN float absmax(const float* in) {
   return float_from_bits(static_cast<uint32_t>(largest));
 }
 
-// Computes all scales of a block first, so that the divisions wait only for the maxima and not for the rounding in
-// between. The largest magnitude of gain*in is gain times the largest of in, because rounding keeps order.
+// Computes all scales of a block first. So the divisions wait only for the maxima, and not for the rounding of earlier
+// scale blocks. The largest magnitude of gain*in is |gain| times that of in, because rounding keeps order.
 FASTAGG_FN void find_scales(const float* in, float gain, float levels, float* scales, float* inverses, int64_t n) {
   const float size = gain < 0.0f ? -gain : gain;
   for (int64_t b = 0; b < n / kScaleBlock; ++b) {
@@ -77,8 +77,8 @@ FASTAGG_FN void find_scales(const float* in, float gain, float levels, float* sc
   }
 }
 
-// A loop over pairs reads both halves of a scale block in turn, which processors' own prefetchers do not follow. So the
-// halves are prefetched on all processors. ACE int8 takes a third less time with it on Zen 4.
+// A loop over pairs reads both halves of a scale block in turn. Processors' own prefetchers do not follow that. So the
+// halves are prefetched on all processors. With this, ACE int8 takes a third less time on Zen 4.
 FASTAGG_FN void ask_for_halves(const float* block) {
   for (int64_t line = 0; line < kScaleBlock; line += kLine) ahead_of(block + line);
 }
@@ -97,8 +97,8 @@ FASTAGG_FN void ask_for_codes(const typename Format::Code* codes, int64_t ahead)
   for (int64_t at = 0; at < kBytes; at += 64) ahead_of(from + at);
 }
 
-// Stores a row. With `TensorSums` it also applies the exchange and the first term to the sum. One pass keeps codes in
-// registers, and takes a fifth less time than separate passes.
+// Stores a row. With `TensorSums`, also applies the exchange and the first term to the sum. One pass for both keeps
+// codes in registers, and takes a fifth less time than separate passes.
 template <typename Format, bool TensorSums, bool Old, bool Termed>
 FASTAGG_FN void change_of(const RowChange& change) {
   constexpr bool kScaled = Format::kLevels > 0;

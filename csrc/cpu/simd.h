@@ -1,9 +1,10 @@
 // Vectors, and the operations on them for each instruction set. Each table of kernels includes this file once, inside
-// its namespace, with FASTAGG_LANES floats in a vector. Nothing else in csrc/cpu depends on the instruction set.
+// its namespace, with FASTAGG_LANES floats in a vector. No other vector code in csrc/cpu depends on the instruction
+// set.
 //
-// GCC's and Clang's vector types do the usual arithmetic. The intrinsics below are operations for which the compilers
-// need two instructions where one exists, or which they do not find. Masked forms start from zeros, because GCC 12
-// starts the unmasked ones from an undefined value and warns about it.
+// GCC's and Clang's vector types do the usual arithmetic. Intrinsics are used where the compilers find no instruction,
+// or use two instructions where one exists. The intrinsics' masked forms start from zeros. GCC 12 starts the unmasked
+// forms from an undefined value and warns about it.
 
 constexpr int64_t kFloats = FASTAGG_LANES;
 constexpr int64_t kDoubles = kFloats / 2;
@@ -36,17 +37,17 @@ FASTAGG_FN void put_vector(V value, T* to) {
   memcpy(to, &value, sizeof value);
 }
 
-// Selects lanes by `mask`, whose lanes' bits are all ones or all zeros.
+// Selects `yes` in lanes where the mask's bits are all ones, and `no` where they are all zeros.
 FASTAGG_FN F chosen(I mask, F yes, F no) { return (F)(((U)mask & (U)yes) | (~(U)mask & (U)no)); }
 
-// Streamed stores are weakly ordered. The fence makes them visible before a run counts as done.
+// Streamed stores are weakly ordered. The fence makes them visible before the run is reported as done.
 FASTAGG_FN void fence() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
 }
 
-// The operations that element functions need from a type of lanes. math/portable.h has them for single elements.
+// The operations that element functions need from a vector type. math/portable.h has the same operations for floats.
 typedef F Vector;
 struct Simd {
   typedef Vector F;
@@ -55,7 +56,7 @@ struct Simd {
   FASTAGG_FN F load(const float* from) { return vector_at<F>(from); }
   FASTAGG_FN void store(F value, float* to) { put_vector(value, to); }
 
-  // Stores that bypass the caches. `to` is aligned to a vector.
+  // Stores past the caches. `to` must be aligned to a vector.
   FASTAGG_FN void stream(F value, float* to) {
 #if defined(FASTAGG_512)
     _mm512_stream_ps(to, (__m512)value);
@@ -141,7 +142,7 @@ struct Simd {
   }
 };
 
-// The larger of `largest` and |value|. NaN is skipped.
+// Returns the larger of `largest` and |value|. A NaN value is skipped.
 FASTAGG_FN F larger_magnitude(F largest, F value) {
 #if defined(FASTAGG_512)
   return (F)_mm512_maskz_range_ps(0xffff, (__m512)value, (__m512)largest, 0x0b);
@@ -184,7 +185,7 @@ FASTAGG_FN U rotate(U a) {
 #endif
 }
 
-// The products of the lower halves of 64-bit lanes.
+// Multiplies the lower halves of 64-bit lanes.
 FASTAGG_FN W widening_product(W x, W y) {
 #if defined(FASTAGG_512)
   return (W)_mm512_maskz_mul_epu32(0xff, (__m512i)x, (__m512i)y);
@@ -197,7 +198,7 @@ FASTAGG_FN W widening_product(W x, W y) {
 #endif
 }
 
-// Converts half a vector's floats to double. GCC would split __builtin_convertvector of four or eight floats in two,
+// Converts half a vector's floats to double. With __builtin_convertvector GCC would split four or eight floats in two,
 // and take the upper half through memory.
 typedef float HalfF __attribute__((vector_size(2 * kFloats)));
 FASTAGG_FN D widened(HalfF values) {
@@ -210,7 +211,8 @@ FASTAGG_FN D widened(HalfF values) {
 #endif
 }
 
-// sum + a*b, where a and b were floats. The product is exact in double, so a fused operation gives the same bits.
+// Returns sum + a*b. If a and b are converted floats, the product is exact in double, so a fused operation gives the
+// same bits.
 FASTAGG_FN D add_product(D sum, D a, D b) {
 #if defined(FASTAGG_512)
   return (D)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum);

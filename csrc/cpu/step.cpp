@@ -1,5 +1,5 @@
-// A server step. If everything is fp32, it is one fused loop. Otherwise stages run over blocks of 1,024 elements in the
-// L1 cache.
+// A server step. If all vectors are fp32, the step is one fused loop. Otherwise stages run over blocks of 1,024
+// elements in the L1 cache.
 #include <utility>
 
 #include "../math/noise.h"
@@ -10,9 +10,9 @@
 namespace fastagg::cpu {
 namespace {
 
-// Adds the stored elements of a top-k to a block. The bits are those of adding all elements: a zero changes nothing,
-// except that a positive one changes the sign of a negative zero. `signed_zeros`: whether the block may have negative
-// zeros. False: a stored value is itself zero.
+// Adds the stored elements of a top-k, times `by`, to a block. The result has the same bits as if all elements were
+// added, also the zeros. Adding a positive zero only changes a negative zero's sign. `signed_zeros`: whether the block
+// may have negative zeros. Returns false, with nothing added, if a stored element's product is zero.
 bool add_sparse(const Wire& wire, float by, int64_t at, int64_t n, float* out, bool* signed_zeros) {
   const int32_t* const last = wire.indices + wire.count;
   const int32_t* const first = std::lower_bound(wire.indices, last, static_cast<int32_t>(at));
@@ -25,7 +25,8 @@ bool add_sparse(const Wire& wire, float by, int64_t at, int64_t n, float* out, b
   return true;
 }
 
-// The block of acc + held[0] + ... + held[count-1], added in order in the L1 cache. Null: there is nothing to add.
+// Adds a block of acc + held[0] + ... + held[count-1], in order, in the L1 cache. Returns the sum, or null if there is
+// nothing to add.
 const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& held, size_t count, const float* acc,
                        int64_t at, int64_t n, float* out) {
   bool signed_zeros = true;
@@ -38,8 +39,8 @@ const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& 
     if (const int format = wire != nullptr && acc == out ? wire_facts(wire->format).row : -1; format >= 0) {
       const Row row{const_cast<uint8_t*>(wire->codes) + at * format_facts(format).bits / 8,
                     shifted(const_cast<float*>(wire->scales), at / kScaleBlock)};
-      // The same operations, directly from the codes. It prefetches, because no processor's prefetchers follow so many
-      // streams.
+      // add_row does the same operations directly from the codes. It prefetches whatever the tuning says, because no
+      // processor's prefetchers follow so many streams.
       table.add_row[format](out, row, held[k].by, n, 2 * kBlock);
       continue;
     }
@@ -55,7 +56,7 @@ const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& 
   return acc;
 }
 
-// A step, with everything but the position of a block, which `at` says.
+// A step. `whole_` is the run of all elements, from which run_at makes the run of a block.
 class BlockStep {
  public:
   BlockStep(const Update& update, const Direction& direction, const Optimizer& optimizer)
@@ -162,7 +163,7 @@ class BlockStep {
                 (optimizer_.half.x != nullptr ? 1 : 0));
   }
 
-  // The run of n elements from `at` on. `values` are its update's values.
+  // Returns the run of n elements from `at` on. `values` are the update's values there.
   Run run_at(const float* values, int64_t at, int64_t n) const {
     Run run = whole_;
     run.update = values;
@@ -182,8 +183,8 @@ class BlockStep {
     return run;
   }
 
-  // Calls act(along, run, at) for each tensor's run in n elements from `at` on, or for all of them if there are no
-  // turns.
+  // Calls act(along, run, at) for each tensor's run within n elements from `at` on. Without turns, calls it once for
+  // all n.
   template <typename Act>
   void each_turn(const float* values, int64_t at, int64_t n, Act act) const {
     if (direction_.turns == nullptr) {
@@ -206,8 +207,8 @@ class BlockStep {
     return {static_cast<char*>(row.data) + at * facts_.bits / 8, shifted(row.scales, at / kScaleBlock)};
   }
 
-  // Calls act(place), where place(run, at) sets the model that a run reads and the one that it writes. A block of a
-  // bf16 model is held in scratch, and rounded at the end.
+  // Calls act(place), where place(run, at) sets the pointers to the model that a run reads and to the model that the
+  // run writes. For a bf16 model both are blocks in scratch. The written block is rounded to bf16 after `act` returns.
   template <typename Act>
   void on_model(int64_t at, int64_t n, Act act) const {
     const HalfModel& half = optimizer_.half;
@@ -225,7 +226,7 @@ class BlockStep {
     if (to == last) std::memcpy(half.x_out + at, last, static_cast<size_t>(n) * sizeof(uint16_t));
   }
 
-  // Runs the optimizer on a block along the direction that `from` forms.
+  // Runs the optimizer on a block, with the direction that `from` forms.
   void finish(FusedDirection from, const Run& run, int64_t at) {
     if (optimizer_.half.x == nullptr) return optimize(from, run, at);
     on_model(at, run.n, [&](auto place) {
@@ -235,7 +236,8 @@ class BlockStep {
     });
   }
 
-  // With 8-bit moments, noise or weight decay, the block of the direction is formed in scratch.
+  // Runs the optimizer on a block. With 8-bit moments, noise or weight decay, the block of the
+  // direction is first formed in scratch.
   void optimize(FusedDirection from, const Run& run, int64_t at) {
     const bool coded = optimizer_.moments.coded();
     if (!coded && !decays_ && !is_noisy()) return table_.fused[from][act()](run);
@@ -261,7 +263,7 @@ class BlockStep {
       table_.fused[kAlongSingle][optimizer_.kind](steps);
   }
 
-  // Draws the noise while the memory that the next stages read is being prefetched.
+  // Adds noise to the direction. Meanwhile the memory that the next stages read is prefetched.
   void add_noise(Scratch& direction, const Run& run, int64_t at) const {
     const Noise& noise = direction_.noise;
     const float* const update = run.update == nullptr ? nullptr : run.update + kBlock;
@@ -288,7 +290,8 @@ class BlockStep {
       direction.values[i] = with_noise(direction.values[i], noise.scale, fresh.values[i]);
   }
 
-  // Runs an optimizer with 8-bit moments. They need whole scale blocks, so the vector's last one is padded with zeros.
+  // Runs an optimizer with 8-bit moments. These need whole scale blocks, so the vector's last scale block is padded
+  // with zeros.
   void coded_along(Scratch& direction, const Run& run, int64_t at) {
     Scratch x, out;
     const int64_t n = run.n, whole = padded(n);
@@ -313,8 +316,8 @@ class BlockStep {
     if (rest > 0) std::memcpy(run.out, out.values, bytes);
   }
 
-  // A block of a step with coded rows or with terms. Rows are padded to whole scale blocks, but vectors are not. So a
-  // vector's last block goes through scratch.
+  // Takes a step on a block, with coded rows or with terms. Rows are padded to whole scale blocks, but vectors are not.
+  // So a vector's last block goes through scratch.
   void cached(BlockReader& reader, int64_t at, int64_t n) {
     const int64_t whole = padded(n);
     const float* values = reader.block(at, n);
@@ -335,7 +338,7 @@ class BlockStep {
     if (write.data != nullptr) {
       float* total = run.sum;
       if (partial) sum.padded(run.sum, n), total = sum.values;
-      // A term that is the row being written is added after it was written.
+      // If the first term's row is the row being written, the term is added after the write.
       const bool termed =
           !direction_.sum.terms.empty() && direction_.sum.terms[0].row.data != direction_.row.write.data;
       const Term term = termed ? direction_.sum.terms[0] : Term{};
@@ -355,7 +358,7 @@ class BlockStep {
     if (optimizer_.steps()) finish(kAlongSum, run, at);
   }
 
-  // A block of a step along the waiting updates and the last one.
+  // Takes a step on a block, with the waiting updates and the last update.
   void along_held(BlockReader& reader, int64_t at, int64_t n) {
     const std::vector<WeightedUpdate>& held = *direction_.buffer.held;
     Scratch scratch;
@@ -375,8 +378,8 @@ class BlockStep {
     finish(kAlongFlush, run, at);
   }
 
-  // A block of a step whose new row is known already. The stages do what `change` does when it encodes an update. The
-  // sum gets the row's decoded values, so its bits are the same.
+  // Takes a step on a block whose new row is encoded already. The stages do what `change` does when it encodes an
+  // update. The row's decoded values are added to the sum, so the sum's bits are the same.
   void entered(int64_t at, int64_t n) {
     const Run run = run_at(nullptr, at, n);
     const Row coded = row_at(direction_.row.coded, at);
@@ -392,7 +395,7 @@ class BlockStep {
     if (optimizer_.steps()) finish(kAlongSum, run, at);
   }
 
-  // Copies a block of a row to its place in another row, if there is one.
+  // Copies a block of a row to the same place of row `to`, unless `to` is null.
   void copy_row(const Row& block, const Row& to, int64_t at, int64_t n) const {
     if (to.data == nullptr) return;
     const Row place = row_at(to, at);
@@ -425,7 +428,8 @@ class BlockStep {
                                             direction_.sum.terms[i].weight, n, tuning().prefetch);
   }
 
-  // Sets the row's padding to zero. Stages write whole scale blocks, but the fused loop writes only the vector.
+  // Sets the padding of the written row to zero. Stages write whole scale blocks, but the fused loop writes only the
+  // vector.
   void clear_padding() const {
     if (direction_.row.write.data == nullptr) return;
     const size_t rest = static_cast<size_t>(padded(update_.size) - update_.size) * sizeof(float);
@@ -443,7 +447,7 @@ class BlockStep {
   const bool in_scratch_ = decays_ || is_noisy() || optimizer_.moments.coded() || optimizer_.half.x != nullptr;
 };
 
-// out = acc + weight*values, or weight*values without acc.
+// Computes out = acc + weight*values, or weight*values if acc is null.
 struct Accumulation {
   Accumulation(int64_t size, const float* acc, float weight, float* out)
       : bytes(acc == nullptr ? 8 : 12),

@@ -10,7 +10,8 @@ FASTAGG_FN double total_of_lanes(const double* lanes) {
   return quads[0];
 }
 
-// Calls add(i, sums), which adds the products of elements i..i+kDoubles-1 to each sum. n is a multiple of 128.
+// Computes sums over n elements, a multiple of 128. add(i, sums) must add the products of elements i..i+kDoubles-1 to
+// each sum.
 template <int TensorSums, typename Add, typename... Stream>
 FASTAGG_FN void sums_of(double* out, int64_t n, int64_t ahead, Add add, const Stream*... streams) {
   constexpr int64_t kHeld = kLanes / kDoubles;
@@ -51,7 +52,8 @@ void copy_squares_strand(const float* update, float* copy, int64_t n, int64_t ah
   sums_of<1>(out, n, ahead, add, update);
 }
 
-// The sum over the group at `begin` of a top-k. Elements that are not stored add nothing to their lanes.
+// Returns the sum of squares over a top-k's group that starts at `begin`. Elements that are not stored add nothing to
+// their lanes.
 template <typename Codec>
 double squares_topk(const Wire& wire, int64_t begin) {
   double lanes[kGroupStrands * kLanes] = {};

@@ -1,7 +1,7 @@
 // Settings that depend on the processor. They change how loops run, never their results.
 //
-// When the extension is loaded, it chooses one row of the table by vendor and family. Python may set another one
-// (FASTAGG_TUNE).
+// When the extension is loaded, it chooses one row of the table of tunings by vendor and family. Python may set another
+// tuning (FASTAGG_TUNE).
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,14 @@ namespace fastagg::cpu {
 
 struct Tuning {
   const char* name;
-  int64_t prefetch;    // prefetch distance in elements; 0: no prefetch
-  int64_t cache;       // bytes of the last cache, for `bypasses` and `adds_in_place`; 0: both are off
-  int64_t width;       // bits of a vector in loops over more than `wide_below` bytes, if there is a choice
-  int64_t wide_below;  // loops over at most this many bytes use the widest vectors; the size of a core's own cache
-  int64_t spin;        // microseconds that idle workers stay awake after a call
-  int64_t group;       // the elements that a thread takes at a time, at most 65,536
-  int64_t places;      // how many places of a group read-only passes read in turn: a power of two, at most 32
+  int64_t prefetch;  // prefetch distance in elements; 0: no prefetch
+  int64_t cache;     // bytes of the last cache, for `bypasses` and `adds_in_place`; 0: both are off
+  int64_t width;     // bits of a vector in loops over more than `wide_below` bytes, if there is a choice
+  // loops over at most this many bytes use the widest vectors: about the size of a core's own cache
+  int64_t wide_below;
+  int64_t spin;    // microseconds that idle workers stay awake after a call
+  int64_t group;   // the elements that a thread takes at a time, at most 65,536
+  int64_t places;  // at how many places of a group read-only passes read in turn: a power of two, at most 32
 };
 
 // This processor's vendor ("GenuineIntel", "AuthenticAMD", "ARM", or "" if it is unknown), family and model.
@@ -28,16 +29,16 @@ struct Processor {
 };
 const Processor& processor();
 
-// default_tuning() is the table's row for this processor. tuning() is the one in use.
+// default_tuning() is the table's row for this processor. tuning() is the tuning in use.
 const Tuning& default_tuning();
 const Tuning& tuning();
 void set_tuning(const Tuning& tuning);  // values must be in range; applies from the next call on
 
-// Whether a pass that touches this many bytes should write outputs that are not inputs past the caches. It should if
-// the last cache holds clearly less.
+// Whether a pass that touches this many bytes should store outputs that are not inputs past the caches. It should if
+// the last cache is clearly smaller.
 inline bool bypasses(int64_t bytes) { return tuning().cache > 0 && bytes / 5 * 4 > tuning().cache; }
-// Whether it is better to copy an update of `size` elements and then add it to the sum in place, than to add it into a
-// new sum while it is read. It is if the cache holds two such vectors, but not three.
+// Whether an update of `size` elements should be copied and then added to the sum in place. The alternative adds the
+// update to a new sum while it is read. In place is better if the cache holds two such vectors, but not three.
 inline bool adds_in_place(int64_t size) { return 8 * size <= tuning().cache && 12 * size > tuning().cache; }
 
 }  // namespace fastagg::cpu

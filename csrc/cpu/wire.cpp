@@ -1,4 +1,4 @@
-// Encodes updates, for their senders.
+// Encodes updates, on the clients that send them.
 #include <mutex>
 #include <vector>
 
@@ -8,8 +8,8 @@
 namespace fastagg::cpu {
 namespace {
 
-// Calls visit(values, at, n) for blocks of an update, on several threads. Values past the end of a block are zeros.
-// Returns whether all are finite.
+// Calls visit(values, at, n) for blocks of an update, on several threads. `values` are padded with zeros to a whole
+// block. Returns whether all values are finite.
 template <typename Visit>
 bool for_each_block(const Update& update, int64_t bytes, Visit visit) {
   constexpr uint32_t kInfinity = 0x7f800000u;
@@ -28,7 +28,7 @@ bool for_each_block(const Update& update, int64_t bytes, Visit visit) {
   return finite;
 }
 
-// Encodes every element as a code of `bits` bits. `random`: whether the codec rounds with random bits.
+// Encodes every element as a code of `bits` bits. `random`: whether the codec uses random bits to round.
 bool encode_codes(const Update& update, Encoder encoder, int bits, bool random, const Wire& into,
                   const RandomKey& key) {
   auto* const codes = const_cast<uint8_t*>(into.codes);
@@ -49,7 +49,7 @@ bool encode(TensorFormat, const Update& update, const Wire& into, const RandomKe
   const Kernels& table = kernels();
   auto* const codes = reinterpret_cast<int8_t*>(const_cast<uint8_t*>(into.codes));
   auto* const scales = const_cast<float*>(into.scales);
-  // Calls visit(array, first, n) for the run of each array in elements at..at+n-1.
+  // Calls visit(array, first, n) for each array's run in elements at..at+n-1.
   const auto for_each_array = [&](int64_t at, int64_t n, auto visit) {
     int64_t array = std::upper_bound(into.ends, into.ends + into.count, at) - into.ends;
     for (int64_t first = 0; first < n; ++array) {
@@ -74,9 +74,9 @@ bool encode(TensorFormat, const Update& update, const Wire& into, const RandomKe
   return finite;
 }
 
-// Chooses the `count` largest magnitudes, the first of equal ones, and writes their places, rising, and values.
-// Magnitudes are ordered by their bits. These are counted by their upper halves, and then, within one upper half, by
-// their lower halves.
+// Chooses the `count` largest magnitudes, and the first ones of equal magnitudes. Writes their places, in rising order,
+// and their values. Magnitudes are ordered by their bits. The magnitudes are first counted by the upper halves of their
+// bits. Those with the upper half of the least chosen magnitude are then counted by their lower halves.
 void choose(const Update& update, int64_t count, int32_t* indices, float* values) {
   constexpr int64_t kUpper = int64_t{1} << 15, kLower = int64_t{1} << 16;
   const int64_t size = update.size, blocks = (size + kBlock - 1) / kBlock;
@@ -94,7 +94,8 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
     parallel(shares, size * 4, run_share);
   };
   using Counts = std::vector<std::vector<int64_t>>;
-  // The bin of the last of the `wanted` largest, counted from the top. `wanted` becomes its number within the bin.
+  // Returns the bin that has the last of the `wanted` largest elements. `wanted` becomes that element's number within
+  // the bin, counted from 1.
   const auto find = [](const Counts& counts, int64_t* wanted) {
     auto bin = static_cast<int64_t>(counts.front().size());
     for (int64_t in = 0; bin-- > 0; *wanted -= in) {
@@ -106,14 +107,14 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
   };
   Counts upper(static_cast<size_t>(shares), std::vector<int64_t>(kUpper)), lower = upper;
   for_each([&](size_t share, int64_t, float value) { ++upper[share][bits(value) >> 16]; });
-  int64_t equal = count;  // of the elements that equal the last one, how many are chosen
+  int64_t equal = count;  // how many of the elements with exactly the least chosen magnitude are chosen
   const uint32_t high = find(upper, &equal);
   for (auto& bins : lower) bins.assign(kLower, 0);
   for_each([&](size_t share, int64_t, float value) {
     if (const uint32_t magnitude = bits(value); magnitude >> 16 == high) ++lower[share][magnitude & 0xffffu];
   });
   const uint32_t low = find(lower, &equal), least = high << 16 | low;
-  // Where each share's chosen places begin, and how many of its equal elements are chosen.
+  // For each share: the place of its first chosen element, and how many elements of the least magnitude are chosen.
   std::vector<int64_t> next(static_cast<size_t>(shares)), equals = next;
   int64_t begin = 0;
   for (size_t share = 0; share < next.size(); ++share) {

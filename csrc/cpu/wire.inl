@@ -7,7 +7,7 @@ FASTAGG_FN Row row_in(const Wire& wire, int64_t at) {
           scales == nullptr ? nullptr : scales + at / kScaleBlock};
 }
 
-// Codes of a few bits are read and written several at a time, in a word.
+// Codes of a few bits are read and written several at a time, in a word. Small: a word of 32 bits holds them.
 template <bool Small>
 struct PackedWord {
   typedef uint32_t Type;
@@ -20,12 +20,12 @@ template <typename Codec>
 struct PackedCodes {
   static constexpr bool kSmall = 32 % Codec::kBits == 0;
   typedef typename PackedWord<kSmall>::Type Word;
-  static constexpr int64_t kCount = kSmall ? 32 / Codec::kBits : 8;  // in a word
+  static constexpr int64_t kCount = kSmall ? 32 / Codec::kBits : 8;  // codes in a word
   static constexpr size_t kBytes = kCount * Codec::kBits / 8;
   static constexpr Word kMask = (Word{1} << Codec::kBits) - 1;
 };
 
-// decode_wire: reads elements at..at+n-1 of an encoded update, for each format.
+// decode_wire reads elements at..at+n-1 of an encoded update. There is one for each format.
 
 template <typename Codec>
 void decode_wire(DenseFormat<Codec>, const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead) {
@@ -73,8 +73,9 @@ void decode_wire_block(const Wire& wire, int64_t at, float* out, int64_t n, int6
   decode_wire(Format{}, wire, at, out, n, ahead);
 }
 
-// Encodes a block that begins a scale block. `codes` and `scales` are those of its first element. `words`: random bits
-// as rows.inl uses them. Only a codec that fills whole scale blocks writes after its last element: zeros.
+// Encodes a block that begins a scale block. `codes` and `scales` are those of the block's first element. `words`:
+// random bits, in rows.inl's order. A codec that fills whole scale blocks writes zeros after the last element. Other
+// codecs write nothing there.
 template <typename Codec>
 void encode_block(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales) {
   if constexpr (!Codec::kBlocks) {

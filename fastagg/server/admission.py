@@ -1,6 +1,6 @@
-"""Reads the updates that the engine does not read itself, such as encoded ones, models and sums, and checks them.
+"""Reads and checks the updates that the engine does not read itself: encoded updates, models and sums, for example.
 
-Nothing changes a server here. Only fastagg/server and leaves call it.
+Nothing in this module changes a server. Only fastagg/server and leaves call it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _NOT_FINITE = "update: NaN or infinity"
 
 
 class Admission:
-    """Reads those answers to one server that the engine cannot read itself, and gives it their numbers."""
+    """Reads a server's answers that the engine cannot read itself, and gives the engine their numbers."""
 
     def __init__(self, parts: ServerParts, running: Runtime) -> None:
         self.parts, self.running = parts, running
         self.logs = False  # whether a log needs a copy of an update in host memory
 
     def refuse_other_kind(self, kind: object) -> None:
-        """Refuse an update that its sender has marked as one of another kind."""
+        """Refuse an update whose sender has marked it as another kind than the server's."""
         own = self.parts.direction.kind
         if isinstance(kind, str) and kind != own:
             raise ConfigError(
@@ -65,7 +65,7 @@ class Admission:
         if parts.on_host:
             answer = native.engine.numbers(parsed.parameters)
             answer.reported = reported(parsed, self.running.extension.held)
-        elif parsed.parameters.is_encoded and not looked_at:  # its bytes are sent, and decoded on the device
+        elif parsed.parameters.is_encoded and not looked_at:  # the bytes are copied to the device and decoded there
             answer = native.engine.numbers(parsed.parameters)
             answer.from_host()
         else:
@@ -87,7 +87,7 @@ class Admission:
         return answer
 
     def read(self, answer: Answer) -> Answer:
-        """Return the answer as the engine takes it: the numbers of its update, and its number of samples."""
+        """Return the answer in the engine's form, with the numbers of the update and the number of samples."""
         if answer.kind == "partial":
             self.check_sum(answer.update)
             numbers = self.of_sum(answer.update)
@@ -104,7 +104,7 @@ class Admission:
         )  # fmt: skip
 
     def check(self, answer: Answer) -> None:
-        """Check an answer, except the numbers of its parameters."""
+        """Check everything in an answer except the numbers of the update's parameters."""
         share(answer.num_samples, self.parts.settings["weighting"])
         refuse_non_finite_buffers(self.parts.layout.parse(answer.update))
 
@@ -118,7 +118,7 @@ class Admission:
             if self.parts.on_host and layout.all_fp32:
                 if task.flat.numel() != layout.size:
                     raise ShapeMismatch(_checks.wrong("task", "a task of this server", task))
-                # The model has a type that no update has: its difference is in fp32.
+                # DTypeMismatch: no update has the model's type, so the difference is computed in fp32 below.
                 with contextlib.suppress(DTypeMismatch):
                     numbers = self.of(layout.parse(trained, "trained model"), answer.control, answer.extra)
                     numbers.less(task)
@@ -136,7 +136,7 @@ class Admission:
         return answer
 
     def check_sum(self, partial: Partial) -> None:
-        """Check a leaf's sum, except its numbers."""
+        """Check everything in a leaf's sum except the sum's numbers."""
         settings, extension = self.parts.settings, self.running.extension
         check_partial(partial, settings["weighting"])
         adds_up = self.parts.direction.buffered and not extension.state.asks and not settings["deterministic"]
@@ -148,7 +148,7 @@ class Admission:
 
 
 def check_partial(partial: Partial, weighting: str) -> None:
-    """Check the fields of a leaf's sum, except the numbers of its total."""
+    """Check everything in a leaf's sum except the numbers of ``total``."""
     if not isinstance(partial, Partial):
         raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
     _checks.whole("updates", partial.updates, least=1, most=2**31 - 1)
@@ -192,7 +192,7 @@ def share(num_samples: Samples | None, weighting: str) -> float:
 
 
 def named(error: NonFiniteUpdate, layout: Layout, update: object) -> NonFiniteUpdate:
-    """Return the error for an update that is not finite, with the name of the first bad array."""
+    """Return the error of an update that is not finite, with the name of the first bad array in its message."""
     if str(error) != _NOT_FINITE:
         return error
     try:
@@ -202,7 +202,7 @@ def named(error: NonFiniteUpdate, layout: Layout, update: object) -> NonFiniteUp
 
 
 def non_finite(layout: Layout, parsed: ParsedUpdate) -> NonFiniteUpdate:
-    """Return the error for an update whose parameters are not finite. It names the first bad array."""
+    """Return an error that names the first array of ``parsed`` that is not finite."""
     where = _culprits(layout, parsed.parameters)
     return NonFiniteUpdate(f"update: NaN or infinity in {where}; nothing has changed: lower the client's learning rate")
 
@@ -222,7 +222,7 @@ def checked_control(layout: Layout, control: object) -> Pieces:
 
 
 def checked_extra(takes: Mapping[str, int], extra: object) -> Tensor:
-    """Return the numbers that a client sends besides its update as one fp32 vector, in the order of ``takes``."""
+    """Return the numbers that a client sends besides an update as one fp32 vector, in the order of ``takes``."""
     if not isinstance(extra, Mapping) or extra.keys() != takes.keys():
         names = f"a dict with {', '.join(map(repr, takes))}" if takes else "nothing: this server's rule takes none"
         raise ConfigError(_checks.wrong("extra", names, extra))
@@ -245,7 +245,7 @@ def _culprits(layout: Layout, pieces: Pieces) -> str:
     if names == [""] or len(pieces.owners) != len(names):
         return "the flat vector"
     bad = [n for n, piece in zip(names, pieces.owners, strict=True) if not ops.inspect(piece).finite]
-    if not bad:  # the sender has overwritten the bad number since
+    if not bad:  # the sender has overwritten the bad number in the meantime
         return "it"
     return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
 

@@ -16,11 +16,12 @@ class Answer(NamedTuple):
 
     Attributes:
         client, update, version, num_samples, task, offset, incarnation: as in :meth:`fastagg.Server.receive`.
-        kind: what ``update`` is: ``delta`` or ``gradient``, if the sender states it; ``model``, a trained model;
-            ``partial``, a leaf's sum (:class:`fastagg.Partial`).
-        sent: the task that a ``model`` was trained from.
+        kind: the kind of ``update``: ``delta`` or ``gradient``, if the sender states it; ``model``, a trained model;
+            ``partial``, a leaf's sum (:class:`fastagg.Partial`). None: not stated.
+        sent: the task from which a ``model`` was trained.
         control, extra: as in :meth:`fastagg.Server.receive`.
-        measures: whether the receipt of a delta must have its norm. If False, the delta is added as fast as a model.
+        measures: whether the receipt of a delta must have the delta's norm. If False, the delta is added as fast as a
+            model.
         still: whether nobody writes to ``update`` during the call. If True, a model is read twice and added to the sum
             in place, which saves the memory of a second sum.
     """
@@ -41,7 +42,7 @@ class Answer(NamedTuple):
 
     @classmethod
     def to(cls, task: Dispatch, update: Any, num_samples: Samples | None = None, **more: Any) -> Answer:
-        """Return the answer to ``task``, which counts once. By default ``update`` is the trained model.
+        """Return the answer to ``task``. The answer counts once. By default ``update`` is the trained model.
 
         Raises:
             ConfigError: ``task`` is not what a server dispatched.

@@ -1,4 +1,4 @@
-"""Checkpoints in torch's file format. They are written completely or not at all, and checked before they are used."""
+"""Checkpoints in torch's file format. A checkpoint is written completely or not at all, and is checked before use."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fastagg.model import Layout
 from fastagg.storage import files
 
 FORMAT = 1
-# Bytes per client in the ledger and in an adapter's book, for clients that were never sent a task.
+# Clients that were never sent a task take this many bytes each in the ledger and in an adapter's book.
 _BYTES_PER_CLIENT = 32
-_ALWAYS = 64 << 20  # a state may need this many bytes in memory, however small its file is
+_ALWAYS = 64 << 20  # a state may need this many bytes of memory, even if its file is small
 
 
 def mapped(value: Tree, change: Callable[[Any], Any]) -> Tree:
-    """Return nested dicts, lists and tuples in which ``change`` has replaced every other value."""
+    """Return nested dicts, lists and tuples in which every other value is replaced by ``change(value)``."""
     if isinstance(value, dict):
         return {key: mapped(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -55,7 +55,7 @@ def on_device(value: Tree, device: torch.device) -> Tree:
 
 
 def plain(value: Tree) -> Tree:
-    """Return settings for a checkpoint. NumPy's scalars become Python's numbers, because loaders do not trust them."""
+    """Return a checkpoint's settings. NumPy's scalars become Python's numbers, because loaders do not trust NumPy's."""
     return mapped(value, lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf)
 
 
@@ -71,7 +71,7 @@ def check(state: object, config: Plain, layout: Layout, moments: set[str] | None
     """Check that ``state`` can be loaded into a server with this configuration and layout.
 
     Args:
-        moments: The names of the optimizer's vectors. None: a user's own optimizer names its state as it likes.
+        moments: The names of the optimizer's vectors. None for a user's own optimizer, which names them as it likes.
     """
     if not isinstance(state, dict) or "format" not in state:
         do = (
@@ -124,7 +124,9 @@ def check_claims(state: State, config: Plain, layout: Layout) -> None:
         if not isinstance(vector, Tensor) or vector.numel() != size:
             raise CheckpointError(f"the checkpoint is damaged: {name} are not the {size} numbers of its layout")
     direction = config["direction"]
-    rows = direction.get("num_clients")  # a step needs as many spare rows as there are clients
+    # With rows, `size` counts as a claim, too: CA2FL has `min(size, num_clients)` spare rows, and allocates a place for
+    # each of a step's `size` updates.
+    rows = direction.get("num_clients")
     claims = [config.get("num_clients"), rows, direction.get("size") if rows is not None else None]
     clients = max((count for count in claims if isinstance(count, int)), default=0)
     if clients * _BYTES_PER_CLIENT > max(_ALWAYS, 2 * sum(held.values())):
@@ -156,7 +158,7 @@ def write(state: State, path: Path) -> None:
     mode = _mode(path)
     sums = torch.serialization.get_crc32_options()
     try:
-        torch.serialization.set_crc32_options(True)  # `read` checks them
+        torch.serialization.set_crc32_options(True)  # `read` checks these checksums
         with files.whole(path, mode) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:
@@ -166,7 +168,7 @@ def write(state: State, path: Path) -> None:
 
 
 def _mode(path: Path) -> int | None:
-    """Return the mode of the file at ``path``. None: there is no file, so the system chooses the new one's."""
+    """Return the mode of the file at ``path``. None: there is no file, so the system chooses the new one's mode."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -186,7 +188,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
-    """Refuse an archive with compressed or overlapping members: they could be larger than the file."""
+    """Refuse an archive with compressed or overlapping members, because these could be larger than the file."""
     end = 0
     for member in sorted(members, key=lambda member: member.header_offset):
         packed = member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size
@@ -200,7 +202,7 @@ def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
 _REFUSALS: dict[type[Exception], str] = {
     FileNotFoundError: "no such checkpoint; server.save({!r}) writes one",
     IsADirectoryError: "it is a folder, no file; fastagg.open({!r}, make) opens one",
-    # torch's own message recommends loading it anyway
+    # torch's own message recommends loading the file anyway
     pickle.UnpicklingError: "refused: it contains other objects than tensors and plain data; expected a file that "
     "server.save(path) wrote",
     zipfile.BadZipFile: "not a whole checkpoint; expected a file that server.save(path) wrote",
@@ -208,7 +210,7 @@ _REFUSALS: dict[type[Exception], str] = {
 
 
 def read(path: Path) -> State:
-    """Read what :func:`write` wrote. It loads only tensors and plain data, never code."""
+    """Read a checkpoint that :func:`write` wrote. Only tensors and plain data are loaded, never code."""
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for a writer
             raise CheckpointError(f"{path}: no regular file is there; expected one that server.save(path) wrote")
@@ -234,6 +236,6 @@ def read(path: Path) -> State:
 
 
 def check_format(state: State, what: object = "the checkpoint") -> None:
-    """Check that this version reads a checkpoint."""
+    """Check that this version of fastagg can read the checkpoint ``state``. ``what`` names it in the error."""
     if state["format"] != FORMAT:
         raise files.OtherFormat(what, state["format"], FORMAT)

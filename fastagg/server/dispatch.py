@@ -1,4 +1,4 @@
-"""The task that a server sends, and the receipt that it returns for an update."""
+"""The task that a server sends, and the receipt that the server returns for an update."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fastagg.model import Layout, ModelState
 from fastagg.storage.encoded import Encoded
 
 Client = int | str
-Download = Literal["bf16", "int8"]  # a format in which a model is sent
-Samples = float | tuple[float, float]  # a number of samples, or tokens and local steps
+Download = Literal["bf16", "int8"]  # the formats in which a model can be sent
+Samples = float | tuple[float, float]  # A number, or a pair (tokens, steps) with weighting="tokens".
 
 
 class Dispatch(native.Task):
@@ -27,15 +27,16 @@ class Dispatch(native.Task):
     Attributes:
         client: the client's id.
         version: the server version that the client starts from (``s`` in the papers).
-        id: the task's number, at least 1 and of at most 63 bits. No other task of this server ever has it, even after a
-            restart. An answer that states it (``task=task.id``) counts once, however often it comes. None: not known.
+        id: the task's number, at least 1 and of at most 63 bits. No other task of this server ever has the number, even
+            after a restart. An answer that states it (``task=task.id``) counts once, however often the answer comes.
+            None: not known.
         control: the server's control variate, [d] (FedAC), or :attr:`extra`, else None. Do not write to it.
         local_steps: the number of local steps, if the algorithm sets it (AsyncFedED); else None.
         incarnation: the number of the server's incarnation in which this version was made
-            (:attr:`fastagg.Server.incarnation`). If the client sends it back, the server refuses the answer to a
-            version that a restart has lost, even though new versions use the same numbers.
-        flat: the trainable parameters as one vector [d], shared with the server, fp32 or of its ``model_dtype``. Do not
-            write to it.
+            (:attr:`fastagg.Server.incarnation`). A restart may lose a version, and new versions then use the same
+            number. If the client sends the incarnation back, the server refuses an answer to a lost version.
+        flat: the trainable parameters as one vector [d], shared with the server, fp32 or of the server's
+            ``model_dtype``. Do not write to it.
 
     Example:
         >>> server = fastagg.FedBuff({"weight": torch.zeros(2)}, buffer_size=1)
@@ -45,7 +46,8 @@ class Dispatch(native.Task):
         {'weight': tensor([1., 1.])}
     """
 
-    # The engine makes one for every task that goes out (csrc/bindings/records.h), so properties compute at first use.
+    # The engine makes an object for every task (csrc/bindings/records.h). So properties are computed at their first
+    # use.
     __slots__ = ()
 
     def __init__(
@@ -75,8 +77,8 @@ class Dispatch(native.Task):
 
     @property
     def encoded(self) -> Encoded | None:
-        """The parameters in the ``format`` of the dispatch, or None without a format. Decoding them gives the task's
-        model."""
+        """The parameters in the ``format`` of the dispatch, or None without a format. Decoding these gives the model of
+        the task."""
         return None if self._encoded is None else Encoded(self._encoded)
 
     @property
@@ -96,9 +98,9 @@ class Dispatch(native.Task):
     @property
     def params(self) -> Arrays:
         """The model in the form of the server's ``params``: a dict for ``module.load_state_dict`` (with buffers),
-        a list of arrays, or a flat array; torch's, or NumPy's if the server's are.
+        a list of arrays, or a flat array. The arrays are torch's, or NumPy's if the server's are.
 
-        It is the model at the time of the dispatch, copied at the first use. You may write to it, or pass it to
+        The model is that of the dispatch, copied at the first use. You may write to it, or pass it to
         ``load_state_dict(..., assign=True)``.
         """
         if self._params is None:
@@ -109,14 +111,14 @@ class Dispatch(native.Task):
     def views(self) -> Arrays:
         """:attr:`params` without a copy: memory shared with the server. Do not write to it.
 
-        Use it to read the model or to send it at once. It does not change while you hold it, even if the server steps.
+        Use it to read the model or to send it at once. The model does not change, even if the server steps.
         """
         if self._views is None:
             self._views = self._layout.as_given(self._layout.views(*self.model))
         return self._views
 
     def share(self, other: Dispatch) -> None:
-        """Use the :attr:`views` of another task of the same version. Making new ones costs three calls for each
+        """Use the :attr:`views` of another task of the same version. Making new views costs three calls for each
         array."""
         self._views = other.views
 
@@ -181,27 +183,27 @@ class Dispatch(native.Task):
         return self._layout.restored(difference, self.model)
 
 
-_FASTEST = 10.0  # a speed above this multiple of the median counts as this multiple
+_FASTEST = 10.0  # a speed above this multiple of the median counts as if it were this multiple
 
 
 class Pace:
-    """How many local steps clients take, by their speeds: ``H_i = floor(H*v_i/v_max)``, at least 1 and at most H.
+    """Tells how many local steps clients take, by their speeds: ``H_i = floor(H*v_i/v_max)``, at least 1, at most H.
     ``v_max`` is at most ten times the median, so one false speed does not reduce the steps of all others.
 
     Args:
         fastest: H, the number of steps of the fastest client.
-        lease: seconds for which a speed counts. None: it counts until its client is forgotten.
+        lease: seconds for which a reported speed counts. None: until the client is forgotten.
     """
 
     def __init__(self, fastest: int, lease: float | None) -> None:
         self.fastest, self.lease = fastest, math.inf if lease is None else lease
-        # A client's steps a second, and the time of that report. The speed is 0 before the first report: its task is on
-        # the way, or was refused.
+        # By client: the local steps a second, and the time of the report. The speed is 0 before the first report
+        # counts, while the client's task is on the way or if the task was refused.
         self.speeds: dict[Client, tuple[float, float]] = {}
 
     def said(self, client: Client, speed: float | None) -> tuple[float, float]:
-        """Return the speed that a client reports now, or reported last. A new speed counts once its task has been sent.
-        The caller then stores it in ``speeds``, where this method has made a place for it."""
+        """Return the client's speed and the time of its report: the new ``speed``, or else the last one. A new speed
+        counts once the task has been sent. The caller then stores it in ``speeds``, where a place is made for it."""
         now = time.monotonic()
         for other, (rate, when) in list(self.speeds.items()):
             if other != client and (not rate or now - when > self.lease):
@@ -236,8 +238,8 @@ class Receipt(native.Receipt):
         update_norm: Euclidean norm of the update before clipping. NaN if a trained model was added without
             computing its difference (``docs/algorithms.md``, the synchronous rules).
         weight: the staleness policy's weight s(tau).
-        task: the id of the task that was answered (:attr:`Dispatch.id`). None if there was none, as at the end of a
-            round, and in copies made by ``pickle``. It is not compared.
+        task: the id of the answered task (:attr:`Dispatch.id`). None without a task, as at the end of a round, and in
+            copies made by ``pickle``. Comparisons leave it out.
         durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have it.
         digest: the digest of the server's history up to this answer, as hexadecimal digits (``docs/audit.md``). None:
             the answer is not on disk yet, or 65,536 records of the log came later (32,768 tasks and their answers).
@@ -250,7 +252,7 @@ class Receipt(native.Receipt):
         (True, 1, 0, 0.1, 5.0)
     """
 
-    # The engine makes one receipt for every answer and writes its numbers into it (csrc/bindings/records.h).
+    # The engine makes a receipt for every answer, and writes the receipt's fields (csrc/bindings/records.h).
     __slots__ = ()
 
     def __init__(
@@ -292,8 +294,8 @@ class Partial(NamedTuple):
 
     Attributes:
         total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
-        updates: the number of updates in it.
-        weight: ``sum_i n_i``, its weight in the mean.
+        updates: the number of updates in the sum.
+        weight: ``sum_i n_i``, the weight of the sum in the mean.
         clients: the clients that sent the updates, each once, if the leaf knows them. A rule that counts clients
             refuses the sum if one of them has already taken part in the step. A sum without names counts for no client.
     """
@@ -305,7 +307,7 @@ class Partial(NamedTuple):
 
 
 def check_task(task: object) -> Dispatch:
-    """Return ``task``. ConfigError if it is not what a server dispatched."""
+    """Return ``task``. Raise ConfigError if no server dispatched it."""
     if not isinstance(task, Dispatch):
         do = "keep it when you send it: task = server.dispatch(client)"
         raise ConfigError(_checks.wrong("task", "what server.dispatch(client) returned", task, do))

@@ -43,11 +43,11 @@ class ServerParts(NamedTuple):
     settings: ServerSettings
     layout: Layout
     device: torch.device
-    key: NoiseKey  # the key of a private rule's noise
+    key: NoiseKey  # the key with which a private rule draws noise
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the model's vector: fp32, or the setting ``model_dtype``."""
+        """The type of the model's vector: fp32, or bf16 by the setting ``model_dtype``."""
         return torch.float32 if self.settings["model_dtype"] is None else torch.bfloat16
 
     @property
@@ -57,37 +57,38 @@ class ServerParts(NamedTuple):
 
     @property
     def num_clients(self) -> int | None:
-        """n, from the direction or from the setting ``num_clients``."""
+        """n, the number of clients, from the direction or the setting ``num_clients``. None: any number."""
         return self.direction.clients if self.direction.clients is not None else self.settings["num_clients"]
 
 
 @dataclass
 class Runtime:
-    """The engine of a running server and its Python part. All objects that work with the server share this one."""
+    """The engine of a running server and the engine's Python part. All objects of a server share one runtime."""
 
     engine: Native
     extension: Extension
     memory: Native  # allocates the engine's vectors
-    first: weakref.ref[torch.UntypedStorage]  # the first version's memory, which torch allocated
+    first: weakref.ref[torch.UntypedStorage]  # the memory of the first version, which torch allocated
 
     def adopt(self, fresh: Runtime) -> None:
-        """Go on with the state of ``fresh``, which nobody else uses. The caller holds the lock."""
-        self.engine.adopt(fresh.engine)  # threads that wait for the engine's lock go on with the new state
+        """Continue with the state of ``fresh``, which nobody else uses. The caller holds the lock."""
+        self.engine.adopt(fresh.engine)  # threads that wait for the engine's lock continue with the new state
         self.extension, self.memory, self.first = fresh.extension, fresh.memory, fresh.first
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer with the current learning rate. The engine owns the rate. Log and checkpoints store this."""
+        """The optimizer with the current learning rate, which the engine owns. Log and checkpoints store this
+        optimizer."""
         held, rate = self.extension.optimizer, self.engine.lr
         return held if held.lr == rate else replace(held, lr=rate)
 
     def follow_rate(self) -> None:
-        """Follow the learning rate that an operation has set in the engine. A user's own optimizer may read it."""
+        """Set the optimizer's learning rate to the engine's, after an operation. A user's own optimizer may read it."""
         self.extension.optimizer = self.optimizer
 
 
 def start(parts: ServerParts, flat: Tensor, statistics: Statistics) -> Runtime:
-    """Return a new server with this model. The engine owns ``flat`` from now on."""
+    """Return the runtime of a new server with this model. The engine owns ``flat`` from now on."""
     settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
     seed = settings["seed"]
     if parts.on_host:
@@ -132,7 +133,7 @@ def start(parts: ServerParts, flat: Tensor, statistics: Statistics) -> Runtime:
 
 
 def _participation(direction: Direction, settings: ServerSettings) -> Native:
-    """Return how often a client may take part, from the rule, the settings, or the privacy that is promised."""
+    """Return the limits on how often a client may take part, from the rule, the settings and the promised privacy."""
     privacy = getattr(direction, "privacy", None)
     private = {} if privacy is None else {
         "separation": privacy.min_separation, "total": privacy.max_participations or MOST,
@@ -141,7 +142,8 @@ def _participation(direction: Direction, settings: ServerSettings) -> Native:
 
 
 def limit(engine: Native, settings: ServerSettings | None) -> None:
-    """Set the limits of tasks. All leases and the round's time begin anew. None: no limits."""
+    """Set the limits of tasks. All leases and the time of the round begin anew. Without ``settings`` there are no
+    limits."""
     limits: Plain = dict(settings or {})
     lease, names = limits.get("lease"), ("max_delay", "max_open_per_client", "max_clients")
     delay, per_client, clients = (MOST if limits.get(name) is None else limits[name] for name in names)
@@ -151,8 +153,8 @@ def limit(engine: Native, settings: ServerSettings | None) -> None:
 
 
 def new_incarnation() -> int:
-    """Return a number that no other incarnation of any server has."""
-    return int.from_bytes(os.urandom(8), "big") >> 1  # 63 bits, so that it fits in a signed number
+    """Return a random number that identifies an incarnation. No other one of any server has it."""
+    return int.from_bytes(os.urandom(8), "big") >> 1  # 63 bits, so that the number fits in a signed one
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def state_of(running: Runtime, *, rows: bool = True) -> State:
     """Return the state as plain data and tensors. Some tensors are shared. The caller holds the lock.
 
     Args:
-        rows: whether a client cache's rows are in it. False if the caller copies them one by one.
+        rows: whether to include a client cache's rows. False if the caller copies the rows one by one.
     """
     engine, extension = running.engine, running.extension
     tasks = as_tensors(engine.tasks())
@@ -203,7 +205,7 @@ def moments_of(running: Runtime) -> dict[str, Tensor]:
 
 
 def checked(parts: ServerParts, running: Runtime, state: State) -> Runtime:
-    """Return a new runtime with a state from :func:`whole`. The server does not change."""
+    """Return a new runtime with ``state``, which :func:`whole` returned. The running server does not change."""
     names = None if running.optimizer.has_own_step else set(moments_of(running))
     checkpoint.check(state, config(parts, running), parts.layout, names)
     checkpoint.check_claims(state, state["config"], parts.layout)
@@ -218,7 +220,7 @@ def checked(parts: ServerParts, running: Runtime, state: State) -> Runtime:
 
 
 def loaded(parts: ServerParts, state: State, like: Statistics) -> Runtime:
-    """Return a new server with a state from :func:`state_of`. Tensors are copied."""
+    """Return a new runtime with ``state``, which :func:`state_of` returned. Tensors are copied."""
     if state["round"] and not parts.settings["deterministic"]:
         raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
     try:
@@ -255,7 +257,7 @@ def _loaded(parts: ServerParts, state: State, like: Statistics) -> Runtime:
     engine.load_tasks({**tasks, "ids": state["ids"], "offset": state["offset"], "versions": held})
     for first, number in state["lives"]:
         engine.begin_incarnation(int(first), int(number))
-    # Versions that were made after the state was saved are lost.
+    # Versions that were made after the state was saved are lost. So from the next version on, a new incarnation begins.
     engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())
     engine.load_waiting([_loaded_waiting(entry, parts, extension.held) for entry in state["round"]])
     engine.measure()
@@ -288,7 +290,7 @@ def finite(running: Runtime) -> bool:
 
 
 def nbytes(running: Runtime) -> dict[str, int]:
-    """Return the bytes held by each part."""
+    """Return how many bytes each part of the state takes."""
     engine, extension = running.engine, running.extension
     held = extension.state.memory()
     held["direction"] += sum(piece.nbytes for entry in engine.waiting for piece in entry["update"])
@@ -304,8 +306,8 @@ def nbytes(running: Runtime) -> dict[str, int]:
 
 
 def as_tensors(value: Tree) -> Tree:
-    """Return nested plain data with tensors instead of NumPy's arrays. A checkpoint holds no other library's
-    objects."""
+    """Return nested plain data in which NumPy's arrays are replaced by tensors. A checkpoint must not contain objects
+    of other libraries."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(value)) if value.size else memory.empty(0, dtype=torch.int64)
     if isinstance(value, dict):
@@ -314,8 +316,8 @@ def as_tensors(value: Tree) -> Tree:
 
 
 def reported(parsed: ParsedUpdate, like: Statistics) -> Native:
-    """Return copies of the running statistics of an update that Python has read, in the engine's form. None: it has
-    none."""
+    """Return copies of the running statistics of an update that Python has read, in the engine's form. None if the
+    update has no statistics."""
     if parsed.buffers is None and parsed.counters is None:
         return None
     values = None if parsed.buffers is None else parsed.buffers.flat(torch.float32)
@@ -324,7 +326,7 @@ def reported(parsed: ParsedUpdate, like: Statistics) -> Native:
 
 
 def _waiting(entry: State, like: Statistics) -> State:
-    """Return an update that waits for the rest of its round as plain data and tensors."""
+    """Return plain data and tensors for an update that waits for the rest of a round."""
     statistics = entry.pop("reported")
     values = None if statistics is None else statistics.values
     return {
@@ -360,7 +362,7 @@ def _folds(parts: ServerParts, extension: Extension) -> bool:
 
 def _largest(layout: Layout, flat: Tensor) -> float:
     """Return the largest magnitude that an element of the model may have. A model of several types may begin with
-    elements beyond the range of the smallest type: it gets no such limit."""
+    elements beyond the range of the smallest type. Such a model gets no limit."""
     small = layout.largest < 1e38
     return 1e39 if small and float(flat.abs().max()) > layout.largest else layout.largest
 

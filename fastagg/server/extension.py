@@ -1,7 +1,7 @@
 """The Python part of a step: distances, a user's own rules, and running statistics.
 
 Only the engine calls it, with the server's lock held and before anything has changed (csrc/bindings/extension.h). A
-method may raise. It returns what the commit is to change. Most servers need none of it.
+method may raise. It returns the changes that the commit is to make. Most servers need none of these methods.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Moves = list[Move]
 
 
 class ParticipationCounts:
-    """Counts how many updates of each client have counted."""
+    """Counts how many updates of each client have taken part in steps."""
 
     def __init__(self, times: Mapping[int | str, int] | None = None) -> None:
         self._slots = {client: slot for slot, client in enumerate(times or {})}
@@ -44,7 +44,7 @@ class ParticipationCounts:
         return int(self._times[self._slots[client]]) if client in self._slots else 0
 
     def one_more(self, client: int | str) -> Move:
-        """Return the change that the commit is to make: one more update of this client."""
+        """Return the change that the commit is to make: the client's number grows by one."""
         slot = self._slots.setdefault(client, len(self._slots))
         if slot == len(self._times):
             self._times = np.concatenate([self._times, np.zeros_like(self._times)])
@@ -55,12 +55,12 @@ class ParticipationCounts:
 
 
 class Extension:
-    """What Python does within the steps of one server.
+    """The Python part of one server's steps.
 
     Attributes:
         held: the running statistics of the current version.
         state: the direction's state.
-        always: whether :meth:`prepare` is called for every update.
+        always: whether the engine calls :meth:`prepare` for every update.
     """
 
     held = SwapCell[Statistics]()
@@ -77,16 +77,17 @@ class Extension:
         self.needs_base = direction.needs_base or staleness.needs_base
         self.keeps_model = self.needs_base or self.measures
         self.always = self.measures or staleness.looks or state.asks
-        # For a user's own rules: how many numbers clients send besides an update, by name; how often each took part.
+        # `takes`: how many numbers clients send besides an update, by name. `taken_part`: how often each client took
+        # part.
         self.takes = {name: size or layout.size for name, size in {**direction.takes, **staleness.takes}.items()}
         self.taken_part = ParticipationCounts() if direction.counts or staleness.counts else None
         self.sends = isinstance(state, OwnState) and type(direction).send is not Direction.send
-        # whether Python reads the numbers of updates and models, and not only the engine's measures of them
+        # whether Python reads the numbers of updates and models, or only the engine's measures of them
         self.reads_update = not on_host or state.asks or staleness.looks
         self.own = {}
 
     def asks(self) -> Native:
-        """Tell the engine which of these methods it must call."""
+        """Return which of this object's methods the engine must call."""
         return native.engine.Asks(
             prepare=self.always, step=self.optimizer.has_own_step, statistics=self.layout.has_buffers,
             bounds=not self.on_host,
@@ -94,7 +95,7 @@ class Extension:
 
     @property
     def control(self) -> Tensor | None:
-        """The control variate that is sent with a task (FedAC)."""
+        """The control variate that is sent with a task (FedAC). None for other rules."""
         return getattr(self.state, "control", None)
 
     def sent(self, client: int | str) -> Tensor | dict[str, Tensor] | None:
@@ -102,7 +103,7 @@ class Extension:
         return self.state.sent(client) if isinstance(self.state, OwnState) else self.control
 
     def weight(self, delay: int) -> float | None:
-        """Return the weight that a user's own policy gives an update of this delay. None: the update is dropped."""
+        """Return the weight that a user's own policy gives to an update of this delay. None drops the update."""
         return results.weight(self.staleness, "weight", self.staleness.weight(delay))
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:
@@ -110,11 +111,11 @@ class Extension:
         return results.number(self.staleness, "rate", self.staleness.rate(lr, delays))
 
     def bounds(self, model: Tensor, moments: dict[str, Tensor]) -> tuple[float, float, float]:
-        """Return bounds on the elements of a version, of its first moments and of its second moments."""
+        """Return bounds on the magnitudes of a version's elements, of its first moments and of its second moments."""
         return largest(model), *bounds_of(moments)
 
     def brought(self, update: list[Tensor], reported: Native | None) -> tuple[Pieces, ParsedUpdate | None]:
-        """Return a replayed answer on the device: the update's pieces, and what the engine does not read."""
+        """Return a replayed answer on the device: the update's pieces, and the parts that the engine does not read."""
         pieces = on_device(staging.upload(Pieces(update), self.device))
         if reported is None:
             return pieces, ParsedUpdate(pieces, None, None) if self.always else None
@@ -123,7 +124,7 @@ class Extension:
         return pieces, ParsedUpdate(pieces, buffers, counters)
 
     def fits(self, values: int, counters: int) -> bool:
-        """Return whether an answer's numbers of buffer values and of counters fit the model. 0 always fits."""
+        """Return whether an answer has buffer values and counters in the model's numbers. The number 0 always fits."""
         own = sum(counter.numel() for counter in self.held.counters)
         return values in (0, self.layout.buffer_size) and counters in (0, own)
 
@@ -131,10 +132,11 @@ class Extension:
         self, sent: Sequence[tuple[Native | None, float, float]], shares: Sequence[float], outcome: str
     ) -> Statistics | None:
         """Return the running statistics after a step of these updates (``step``), a dropped step (``drop``) or no step
-        (``keep``). None: they do not change.
+        (``keep``). None if the statistics do not change.
 
         Args:
-            sent: for each update its statistics (None: it has none), its share in a mean, and its clipping factor.
+            sent: for each update: the statistics sent with it (None without any), its share in a mean, and its
+                clipping factor.
             shares: the weight of each update of the step, by a rule that compares updates.
         """
         statistics = self.held
@@ -144,7 +146,7 @@ class Extension:
         return None if statistics is self.held else statistics
 
     def _statistics_of(self, answer: Native | ParsedUpdate | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return an answer's running statistics and its counters, each as one vector. None: it has none."""
+        """Return an answer's running statistics and counters, each as one vector. None where the answer has none."""
         if answer is None:
             return None, None
         if isinstance(answer, ParsedUpdate):
@@ -162,13 +164,13 @@ class Extension:
         limit = self.layout.largest
         if not (ops.inspect(flat).norm <= limit or float(flat.abs().max()) <= limit):
             raise UpdateTooLarge(f"step: {type(optimizer).__name__} made the model NaN or infinite in its own type")
-        # Copied to the server's own memory, because the user's step may have returned one of its arguments.
+        # `flat` is copied to the server's own memory, because the user's step may have returned one of its arguments.
         return memory.empty(x.numel(), x.device).copy_(flat), [(self, "own", state)]
 
     # -- an update -------------------------------------------------------------------------------------------------
 
     def prepare(self, asked: Native) -> Native:
-        """Return the findings about an update, as the engine takes them."""
+        """Return the findings about an update, in the engine's form."""
         extra = self._extra(asked.control)
         findings = native.engine.findings()
         update: Native = asked.update if self.reads_update else None
@@ -194,7 +196,7 @@ class Extension:
         return findings
 
     def _extra(self, sent: Tensor | None) -> Mapping[str, Tensor]:
-        """Return the vectors that came besides an update, by name."""
+        """Return the vectors that a client sent besides an update, by name."""
         if sent is not None and not self.takes and not self.direction.takes_control:
             raise ConfigError("control: only FedAC takes one, got a control; leave it out")
         size = sum(self.takes.values()) if self.takes else self.layout.size
@@ -211,15 +213,15 @@ class Extension:
     def _measure(
         self, findings: Native, update: Pieces | None, asked: Native, base: Tensor | None
     ) -> tuple[float | None, float]:
-        """Measure the update's norm. If a rule needs them, return how far the model has moved, and the cosine between
-        that movement and the update."""
+        """Measure the update's norm. If a rule asks for it, return how far the model has moved, and the cosine between
+        that movement and the update. Otherwise return None and 0."""
         inner = self.direction.measures
         if self.measures and asked.has_base and self.on_host:
             apart = distances_from(asked.distances(inner))
         elif self.measures and asked.has_base:
             assert update is not None and base is not None
             apart = ops.distances(update, asked.model, base, inner=inner)
-        elif self.on_host:  # the engine has measured it
+        elif self.on_host:  # the engine has measured the norm
             findings.norm = asked.norm
             return None, 0.0
         else:
@@ -255,9 +257,9 @@ class Extension:
 
 
 def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:
-    """Return the largest magnitudes that elements of ``m`` and of ``v`` can have."""
+    """Return bounds on the magnitudes of the elements of ``m`` and of ``v``."""
     if "units" in moments:
-        # The largest codes stand for less than these multiples of a block's unit (csrc/math/moments.h).
+        # The largest codes are less than these multiples of a block's unit (csrc/math/moments.h).
         rows = moments["units"].view(2 if "v" in moments else 1, -1)
         units = [float(row.max()) if row.numel() else 0.0 for row in rows]
         return 2.0**17 * units[0], 2.0**33 * units[-1] if "v" in moments else 0.0
@@ -267,6 +269,6 @@ def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:
 
 
 def largest(vector: Tensor) -> float:
-    """Return a bound on a vector's elements: its norm, which is fast to compute, or if that is huge the largest one."""
+    """Return a bound on a vector's magnitudes: the norm, or the largest magnitude if the norm is huge."""
     norm = ops.inspect(vector).norm
     return norm if norm < 1e37 else float(vector.abs().max())

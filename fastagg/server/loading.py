@@ -26,11 +26,11 @@ def load(
 
     The model comes back as a dict, a list or a flat tensor, because a checkpoint does not contain an nn.Module's code.
     FedEcho's ``distill`` must be given again, with the same unlabelled data, because the checkpoint contains neither
-    the data nor the code. The settings of this ``distill`` apply from then on.
+    the data nor the code. The settings of the new ``distill`` apply from then on.
 
     Raises:
-        CheckpointError: there is no checkpoint, it is damaged or has another format, or it uses a part that is not
-            registered (:func:`fastagg.register`).
+        CheckpointError: there is no checkpoint, the file is damaged or has another format, or the server uses a part
+            that is not registered (:func:`fastagg.register`).
 
     Example:
         >>> fastagg.ACE(torch.zeros(2), lr=0.1, num_clients=3).save("ace.pt")
@@ -50,7 +50,7 @@ def server_from(
     distill: Distillation | None = None,
     key: bytes | None = None,
 ) -> Server:
-    """Return the server from a :meth:`Server.state_dict`, otherwise as :func:`load`. ``key``: of its noise."""
+    """Return the server of a :meth:`Server.state_dict`, otherwise like :func:`load`. ``key``: the key of its noise."""
     try:
         config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
         checkpoint.check_claims(state, config, layout)

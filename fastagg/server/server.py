@@ -1,4 +1,4 @@
-"""The asynchronous server: it sends models, receives updates and steps. A step is one pass over memory."""
+"""The asynchronous server. It sends models, receives updates and takes steps. A step is one pass over memory."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from fastagg.storage.pieces import Pieces
 
 Outcome = Receipt | FastaggError
 Durability = Literal["none", "step", "arrival"]
-_STALLED = 60.0  # seconds after which the log says that a step waits for other clients
+_STALLED = 60.0  # seconds after which a warning says that a step waits for other clients
 _FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
 
 
 class ServerLog(Protocol):
-    """The log of a server's folder, as far as a server uses it (fastagg/durable/log.py)."""
+    """The parts of the log of a server's folder that a server uses (fastagg/durable/log.py)."""
 
     folder: Path
     durability: Durability
@@ -76,15 +76,15 @@ class Server:
 
     Args:
         params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array, or one of
-            :func:`fastagg.parts`. It is copied.
+    :func:`fastagg.open` makes a server that keeps a log and its state in a folder. A direction, an optimizer or a
+    policy may also be plain data, for example from a file: ``staleness={"name": "Polynomial", "a": 0.5}``.
+        optimizer: the server optimizer. The default is SGD with learning rate 1.
+        params: the model to start from: an nn.Module, a state_dict, a list of arrays, one 1-D array, or one of
+            :func:`fastagg.parts`. The server copies it.
         direction: how updates become a step. By default every update is a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
-        staleness: how delays change a step. By default they change nothing.
+        staleness: how an update's delay changes a step. By default delays change nothing.
         settings: the keywords below. Each is also an attribute to read.
-
-    Keyword Args:
-        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused. Otherwise an id
-            is a 64-bit integer or text of at most 256 characters.
         clip_norm: an update with a larger Euclidean norm is scaled down to this norm. None: never.
         weighting: the weight of an update in a mean: ``uniform``, ``samples`` or ``tokens``. ``samples``: its
             ``num_samples``. ``tokens``: ``num_samples`` is a pair ``(tokens, steps)``, and the weight is
@@ -92,36 +92,36 @@ class Server:
         max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had this many. None:
             there is no limit.
         buffers: how BatchNorm statistics change: ``mean``, ``weighted``, ``latest``, ``keep``, or a mapping by name.
-            ``mean``: they become the mean of the clients in a step. ``weighted``: a mean with the weights of
-            ``weighting``. ``latest``: the latest client's. ``keep``: they do not change. A mapping sets it for each
-            pattern of names: ``mean``, ``weighted``, ``max``, ``first`` (the first client's) or ``keep``. Buffers that
-            no pattern matches are averaged. For a state_dict the mapping also says which arrays are buffers:
+            ``mean``: the mean of the clients in a step. ``weighted``: a mean with the weights of ``weighting``.
+            ``latest``: the latest client's. ``keep``: no change. A mapping gives a mode for each pattern of names:
+            ``mean``, ``weighted``, ``max``, ``first`` (the first client's) or ``keep``. Buffers that no pattern matches
+            are averaged. For a state_dict the mapping also says which arrays are buffers:
             ``{"*.cluster_size": "mean"}``. With ``Robust`` buffers follow its rule, or do not change.
-        tied: the names (in a list: the places) of arrays that are one parameter, stored and stepped once, for example
+        tied: groups of arrays, by name (in a list: by place), that are one parameter, stored and stepped once:
             ``[("embed.weight", "head.weight")]``. None: a module's own tied parameters, or arrays that share their
             memory.
         deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates. The
             server keeps a round's updates, in their own type, until the round is complete. Then it adds them in the
             order of the clients' ids. This takes memory for all updates of a round.
-        answers_per_step: how many answers of one client count in a step. One more raises TooSoon, and so does
-            ``dispatch``. ``rule``: 1 for rules that are defined over clients (rounds, robust rules, ``at_least``), else
-            any number. None: any number.
+        answers_per_step: how many answers of a client count in a step. After that, ``receive`` and ``dispatch`` raise
+            TooSoon until the step. ``rule``: 1 for rules that are defined over clients (rounds, robust rules,
+            ``at_least``), else any number. None: any number.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-            Steps are computed in fp32, with the moments as they are, and the new model is rounded without bias, so that
-            small steps count on average. On the CPU, for rules that do not compare an update with a version. None:
-            fp32.
+            Steps and moments stay in fp32. The new model is rounded without bias, so small steps count on average. Only
+            on the CPU, and only for rules that do not compare an update with a version. None: fp32.
         device: where the state is and steps run. The default is the CPU, or the CUDA device of the model.
-        lease: seconds after which an unanswered task ends. From then on its answer is refused, and versions that only
-            ended tasks hold are freed. A client without open tasks that was sent nothing for this time is forgotten
+        lease: seconds after which an unanswered task ends. From then on the answer to it is refused, and versions that
+            only ended tasks hold are freed. A client without open tasks that was sent nothing for this time is
+            forgotten (not with ``num_clients``). None: tasks never end. After a restart all leases start again.
             (not with ``num_clients``). None: tasks never end. After a restart all leases start again.
         max_open_per_client: the most open tasks of one client. ``dispatch`` raises Busy beyond it.
         max_clients: the most clients that the server knows at a time. ``dispatch`` to one more raises Busy.
         max_waiting: the most threads that may wait in ``receive`` for other threads. One more raises Busy at once.
-        fastest_steps: H: tasks tell how many local steps to take, at most H, in proportion to the client's speed. They
-            are ``max(1, floor(H*v/v_max))`` for a client that takes v steps a second, as it told with
-            ``dispatch(client, speed=v)``, where v_max is the largest that was told. Without a speed, H. (Async
-            Local-SGD's dynamic local updates, arXiv 2401.09135. Speeds are not in checkpoints.)
+        fastest_steps: H, the local steps of the fastest client. A task says how many local steps to take:
+            ``max(1, floor(H*v/v_max))`` for a client that takes v steps a second (``dispatch(client, speed=v)``), where
+            v_max is the largest reported speed. Without a speed, H. (Async Local-SGD's dynamic local updates, arXiv
+            2401.09135. Speeds are not in checkpoints.)
         max_delay: versions after which a task ends as with ``lease``. (ACED has another setting of this name.)
 
     Raises:
@@ -273,14 +273,14 @@ class Server:
     def dispatch(self, client: Client, speed: float | None = None, *, format: Download | None = None) -> Dispatch:
         """Send the current model to ``client`` (an int or a str).
 
-        If the client has not answered yet, it gets a second task. At the same version it gets the same task again.
+        If the client still has an open task of the current version, it gets that task again. If its open tasks are of
+        older versions, it gets one more.
 
         Args:
-            speed: how many local steps the client takes a second, > 0, as it has measured. Only with ``fastest_steps``.
+            speed: the client's measured local steps per second, > 0. Only with ``fastest_steps``.
             format: ``bf16`` or ``int8``: the model is sent as :attr:`Dispatch.encoded`, with 2 or 1.016 bytes a
-                parameter. It is rounded without bias, with random numbers that follow from the version and the
-                ``seed``, and made once for all clients of a version. The task's model is the rounded one, so deltas are
-                taken from what the client has.
+                parameter. The model is rounded without bias. The random numbers follow from the version and the
+                ``seed``. All clients of a version get the same rounded model. Deltas are taken from the rounded model.
 
         Raises:
             ConfigError: the speed is not a positive number. The format is unknown, the server is on a CUDA device, or
@@ -310,18 +310,18 @@ class Server:
             said = self._pace.said(client, speed)
             task = self._dispatch(client, sent, self._pace.steps(client, said))
             if speed is not None:
-                self._pace.speeds[client] = said  # there is a place for it already, so this cannot fail
+                self._pace.speeds[client] = said  # `said` has made a place for the speed, so this cannot fail
             return task
         except FastaggError as error:
             self._refused(error)
             raise
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
-        """Give an open task to one more client. A relay uses this to serve one task to many clients.
+        """Give an open task to another client, too. A relay uses this to serve one task to many clients.
 
         Raises:
             UnknownClient: the id is refused, or the task's own client is unknown.
-            UnknownVersion: the task's own client no longer holds it.
+            UnknownVersion: the task is no longer open for its own client.
         """
         with self._refusing():
             handed: Dispatch = self._engine.hand_on(check_task(task), client)
@@ -332,7 +332,7 @@ class Server:
 
         Args:
             client: the client's id.
-            version: end only the task of this version. None: end all tasks; the client is then unknown.
+            version: end only the task of this version. None: end all tasks. The server then forgets the client.
 
         Raises:
             UnknownClient: the client was never sent a model.
@@ -344,7 +344,7 @@ class Server:
                 self._pace.speeds.pop(client, None)
 
     def expire(self, before: int | None = None) -> int:
-        """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few of them.
+        """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few such tasks.
 
         Args:
             before: also end all tasks of versions below this one.
@@ -366,18 +366,18 @@ class Server:
     @property
     def incarnation(self) -> int:
         """A random 63-bit number that identifies this incarnation of the server. Loading a state begins a new
-        incarnation. Versions that were made after that state was saved are then lost, and their numbers are used
-        again."""
+        incarnation. Versions that were made after that state was saved are then lost, and new versions get the same
+        numbers."""
         return int(self._engine.incarnations[-1][1])
 
     @property
     def offset(self) -> int | None:
-        """The ``offset`` of the last answer that counted with an offset, or None. Checkpoints and the log store it, so
-        a consumer of a queue can continue after it when it restarts.
+        """The ``offset`` of the last answer that counted with an offset, or None. Checkpoints and the log store the
+        offset, so a consumer of a queue that restarts can continue behind it.
 
         Offsets only grow. An answer whose offset is not above this one is refused (:class:`fastagg.AlreadyCounted`), so
         use ``task=`` alone for a queue that delivers out of order. Offsets may leave gaps, so a refused answer needs no
-        further call: the next answer that counts moves the offset past it.
+        further call: the next answer that counts moves the offset past the refused one.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
@@ -399,9 +399,9 @@ class Server:
         ``fastagg[privacy]`` installs the accountant (dp-accounting, ``get_epsilon_gaussian``).
 
         The guarantee is (epsilon, ``delta``): even an observer who knows all versions, and the data of all other
-        clients, can hardly tell a client's updates from zeros in their place. Epsilon follows from the number of steps
-        and from the limits that ``dispatch`` enforces, so it depends on nobody's data. It leaves out steps that a crash
-        has lost.
+        clients, can hardly tell a client's updates from zeros in their place. Epsilon depends only on the number of
+        steps and on the limits that ``dispatch`` enforces, not on anybody's data. Steps that a crash has lost are not
+        included.
 
         Args:
             delta: in (0, 1).
@@ -417,7 +417,8 @@ class Server:
 
     @property
     def update_kind(self) -> Kind:
-        """What clients send: ``delta``, which is ``x_i^K - x_s``, or ``gradient``, at the model that they were sent."""
+        """What clients send: ``delta``, ``x_i^K - x_s``, or ``gradient``, a gradient at the model that they were
+        sent."""
         return self.direction.kind
 
     def receive(
@@ -439,31 +440,31 @@ class Server:
         A task can be answered once. A refused update changes nothing. The update's memory is read once, so another
         thread that writes to it during the call can change this update at most, and nothing else.
 
-        A server of :func:`fastagg.open` returns when the update is on the disk, as its ``durability`` says.
+        A server of :func:`fastagg.open` returns once the update is on the disk, if its ``durability`` says so.
 
         Args:
             client: the sender.
             update: a delta or a gradient (see :attr:`update_kind`), in the form of ``params`` or as a flat 1-D array;
-                from torch, NumPy or DLPack; in fp32, fp16 or bf16. Buffers in it hold the client's values, not
-                differences, and may be left out. Or an :class:`fastagg.Encoded`, which is read as it is.
-            version: the version it was trained from. None: the one last dispatched to this client.
-            num_samples: the client's number of samples, needed with ``weighting="samples"``; with ``"tokens"`` a pair
-                ``(tokens, steps)``, or the weight itself. An answer with 0 has no effect on the model. In a round it
-                still takes the client's place. A round of zeros keeps the model.
+                from torch, NumPy or DLPack; in fp32, fp16 or bf16. Its buffers are the client's values, not
+                differences, and may be left out. Or an :class:`fastagg.Encoded`, as it came.
+            version: the version that the update was trained from. None: the one last dispatched to this client.
+            num_samples: the client's number of samples, needed with ``weighting="samples"``. With ``"tokens"`` it is a
+                pair ``(tokens, steps)``, or the weight itself. An answer with 0 has no effect on the model. In a round
+                it still takes the client's place. A round of zeros keeps the model.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
             extra: what a rule of your own takes besides the update (:class:`fastagg.Direction`): numbers by name.
             kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
             incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
-                version that a restart has lost, even if its number is in use again.
+                version that a restart has lost, even if the version's number is in use again.
             task: the task's ``id``. The answer then counts for this task or not at all. A second answer to the task is
                 refused, even if the client was sent the same version again in between.
-            offset: the answer's place in the queue or log that it is read from, 0 or above. It is stored in one record
-                with the update, and :attr:`offset` returns the last one.
+            offset: the answer's place in the queue or log that it is read from, 0 or above. The server stores the
+                offset in one record with the update, and :attr:`offset` returns the last one.
 
         Raises:
             UnknownClient: this client was never sent a model.
             UnknownVersion: the client has no open task of that version, or the task has expired.
-            AlreadyCounted: the task has an answer already, or ``offset`` is not behind :attr:`offset`.
+            AlreadyCounted: the task has an answer already, or ``offset`` is not above :attr:`offset`.
             StaleIncarnation: the task's version was lost in a restart, or its id is not of this server.
             OtherClient: the task is another client's.
             Busy: ``max_waiting`` answers already wait.
@@ -501,8 +502,9 @@ class Server:
         return outcome
 
     def _take_all(self, answers: Sequence[Answer]) -> list[Outcome]:
-        """Take answers in order. On a device one by one, so that its memory holds one update at a time."""
-        outcomes: list[Outcome] = []  # the binding fills it, so that no interrupt can lose one
+        """Take answers in order. On a device take one at a time, so that the device's memory holds one update at a
+        time."""
+        outcomes: list[Outcome] = []  # the binding fills this list, so no interrupt can lose an outcome
         together = len(answers) if self._parts.on_host else 1
         try:
             for begin in range(0, len(answers), together or 1):
@@ -537,13 +539,13 @@ class Server:
         The update is applied when it is complete and checked. ``upload.receipt`` is available then.
 
         A server of :func:`fastagg.open` writes the chunks to its folder, and reads them when all have arrived. Until
-        then memory holds only one chunk of the update. Any other server collects the chunks in memory.
+        then memory holds one chunk of the update at a time. Any other server collects the chunks in memory.
 
         Args:
             client, version, num_samples, kind, incarnation, task, offset: as in :meth:`receive`.
             dtype: the type of the flat update's d numbers: torch's float32 (None), float16 or bfloat16. Bytes are
                 little endian.
-            encoded: the number of bytes, if they are those of :meth:`fastagg.Encoded.to_bytes` in place of numbers.
+            encoded: the number of bytes, if the chunks are the bytes of :meth:`fastagg.Encoded.to_bytes`.
 
         Raises:
             ShapeMismatch: the number of bytes is wrong. EncodingError: the bytes are no encoded update. Busy: the
@@ -573,7 +575,7 @@ class Server:
                 raise admission.named(error, self.layout, update) from None
 
         with self._refusing():
-            # The task is looked up now, because the client may be sent another one before the last chunk.
+            # The task is looked up now, because the client may be sent another task before the last chunk.
             start, task = self._engine.find(client, version, task, offset, incarnation)
             self._admission.refuse_other_kind(kind)
             admission.share(num_samples, self._parts.settings["weighting"])
@@ -584,17 +586,17 @@ class Server:
     def receive_many(self, answers: Sequence[Answer | Sequence[Any]]) -> list[Outcome]:
         """Receive several answers in one call, one after the other. The results have the same bits as single calls.
 
-        All trained models and updates of a step take one pass over memory. So each answer costs less the more there
-        are, down to one read of its numbers.
+        All trained models and updates of a step take one pass over memory. So with more answers each costs less, down
+        to one read of the answer's numbers.
 
         Args:
-            answers: a :class:`fastagg.Answer` for each, or a tuple of its first fields, ``(client, update, ...)``.
-                ``fastagg.Answer.to(task, trained)`` makes one of a trained model.
+            answers: a list with a :class:`fastagg.Answer` for each answer, or a tuple of the first fields of one,
+                ``(client, update, ...)``. ``fastagg.Answer.to(task, trained)`` makes one from a trained model.
 
         Returns:
             For each answer its receipt, or the error that refused it. Any other exception, such as Ctrl-C, is raised.
-            Its attribute ``outcomes`` lists the outcomes of the answers before it. A MemoryError after an answer that
-            counted is an outcome.
+            The exception's attribute ``outcomes`` lists the outcomes of the earlier answers. A MemoryError after an
+            answer that counted is an outcome.
 
         Raises:
             ConfigError: an answer is neither an Answer nor a tuple. Nothing has changed.
@@ -629,11 +631,11 @@ class Server:
         """Take a trained model. The result equals :meth:`receive` of ``task.delta(trained)``, bit for bit.
 
         FedAvg and similar rules, FedBuff and FADAS add a model in fp32 without writing the difference to memory. The
-        same pass checks for NaN and infinity. This needs less memory and half of the traffic. The pass does not measure
-        norms, so the receipt's ``update_norm`` is NaN then.
+        same pass checks for NaN and infinity. This takes less memory and half of the traffic. The pass measures no
+        norm, so the receipt's ``update_norm`` is then NaN.
 
         Args:
-            task: what the client was sent. Its id makes the answer count once.
+            task: the client's task. Each task has an id, by which the answer counts once.
             trained: the model after local training, in the form of ``task.params``.
             num_samples, offset: as in :meth:`receive`.
             difference: True if ``trained`` is already the update (of ``task.delta`` or ``task.from_difference``).
@@ -658,8 +660,8 @@ class Server:
         """Take the sum of several clients' updates, which a :class:`fastagg.Leaf` folded from one version.
 
         This is for rules that add updates up. The sum counts for all its updates, each with the delay of the leaf's
-        version. A sum with more updates than the buffer has room for is never refused: it is taken whole, or closes the
-        buffer first (:class:`fastagg.Buffer`, ``overflow=``). A buffer that stays half full at the end waits for
+        version. A sum with more updates than the buffer has room for is never refused: the buffer takes the whole sum,
+        or closes before it (:class:`fastagg.Buffer`, ``overflow=``). A buffer that stays half full at the end waits for
         ``at_least=`` and ``grace=``, or for :meth:`close_round`. The sum's bits depend on the order in which leaves
         fold and in which their sums arrive.
 
@@ -669,22 +671,22 @@ class Server:
             version, incarnation, task, offset: as in :meth:`receive`.
 
         Raises:
-            ConfigError: the rule needs every single update, or there are more than 1,048,576 above the buffer's size.
+            ConfigError: the rule needs every single update, or the sum has over 1,048,576 updates more than the buffer.
             UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
         """
         return self._take(Answer(client, partial, version, None, task, offset, incarnation, "partial"))
 
     def close_round(self, *, if_due: bool = False) -> float | None:
-        """Step now along the mean of the updates that have arrived since the last step.
+        """Take a step now, along the mean of the updates that have arrived since the last step.
 
         Use it to end a synchronous round in which some clients failed. Later answers of these clients are refused,
-        because their version is old. Their tasks stay open until they answer or are forgotten. The call also steps
-        with a half-full buffer (FedBuff, FADAS).
+        because the version of their tasks is old. The tasks stay open until the clients answer or are forgotten. The
+        call also takes a step with a half-full buffer (FedBuff, FADAS).
 
         Args:
             if_due: step only if ``at_least`` updates have come and ``grace`` seconds have passed since
-                (:class:`fastagg.Buffer`). ``dispatch`` and ``receive`` check this themselves. A program that waits for
-                a new version without calling them should call this about once a second.
+                (:class:`fastagg.Buffer`). ``dispatch`` and ``receive`` check this themselves. A program that calls
+                neither while it waits for a new version should call this about once a second.
 
         Returns:
             The learning rate of the step. None if there was no step: no update had arrived, the step is not due, the
@@ -716,7 +718,7 @@ class Server:
             self._watch.refused(error)
 
     def _say_what_is_missing(self) -> None:
-        """Log once per version, after a minute, that its step waits for other clients."""
+        """Log once per version, after a minute, that the step after this version waits for other clients."""
         version, since = self._stood
         if version != self.version:
             self._stood = self.version, time.monotonic()
@@ -746,8 +748,8 @@ class Server:
         """The trainable parameters of the current version as one vector [d], in fp32 or ``model_dtype``. Do not write
         to it.
 
-        It is not copied and never changes: while you hold it, later steps write to other memory. Ask again for the next
-        version."""
+        The vector is not copied and never changes: later steps write to other memory. Read the attribute again for the
+        next version."""
         flat: Tensor = self._engine.flat
         return flat
 
@@ -755,8 +757,9 @@ class Server:
         """The current version of the model in the form of ``params``. Do not write to it.
 
         The result is a dict (for ``load_state_dict``) for a module or a state_dict, a list of arrays, or the flat
-        array. They are torch's, or NumPy's (read-only) if the model came in NumPy's. It is one version, from any
-        thread: views of :attr:`flat`, which never change. Arrays of another dtype than :attr:`flat` are copies.
+        array. The arrays are torch's, or NumPy's (read-only) if the model came in NumPy's. All arrays are of the same
+        version, even if another thread steps. They are views of :attr:`flat`, which never change, or copies if their
+        dtype is another than that of :attr:`flat`.
 
         Example:
             >>> server = fastagg.FedBuff(torch.nn.Linear(3, 2))
@@ -770,7 +773,7 @@ class Server:
     def current(self) -> ModelState:
         """The current version as vectors: ``flat``, [d]; ``buffers``, fp32, [number of buffer elements]; ``counters``.
 
-        It is one version, from any thread, and never changes. Do not write to it.
+        All vectors are of the same version, even if another thread steps. They never change. Do not write to them.
         """
         flat, held = self._engine.current()
         return ModelState(flat, held.values, held.counters)
@@ -781,7 +784,7 @@ class Server:
         The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` are separate),
         ``versions`` (those that the rule keeps for open tasks, and older ones that you still hold through a
         :class:`fastagg.Dispatch`, :attr:`flat` or :meth:`parameters`), ``clients`` (the ledger of tasks), ``buffers``
-        (running statistics), ``journal`` (what waits for the disk), and ``total``.
+        (running statistics), ``journal`` (records that wait for the disk), and ``total``.
 
         Example:
             >>> server = fastagg.ASGD(torch.zeros(1000), lr=0.1)
@@ -810,7 +813,7 @@ class Server:
         """The whole state as plain data and tensors. A server that loads it continues with the same bits.
 
         Args:
-            copy: True for copies of tensors. False for the server's own tensors, which change with it.
+            copy: True for copies of tensors. False for the server's own tensors, which change when the server steps.
         """
         with self._engine.reading:
             state = engine.whole(self._parts, self._running)
@@ -837,9 +840,9 @@ class Server:
         self._running.extension.state.native.set_key(key)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint. If it fails, the old file stays complete.
+        """Write a checkpoint. If the write fails, the old file stays complete.
 
-        A server of :func:`fastagg.open` takes other calls while it is written.
+        A server of :func:`fastagg.open` takes other calls during the write.
 
         Raises:
             CheckpointError: the file could not be written. An existing file has not changed.
@@ -876,8 +879,8 @@ class Server:
 
     @property
     def durability(self) -> str:
-        """Which answers wait for the disk, for a server of :func:`fastagg.open`: ``none``, those that make a ``step``,
-        or every ``arrival``."""
+        """Which receipts of a server of :func:`fastagg.open` wait for the disk: ``none``, those of an update that makes
+        a ``step``, or those of every ``arrival``."""
         return self._in_log("durability").durability
 
     def flush(self) -> None:
@@ -890,22 +893,23 @@ class Server:
             self._log.flush()
 
     def checkpoint(self) -> Path:
-        """Write a checkpoint of a server of :func:`fastagg.open` now, and wait until it is written. Other threads may
-        call the server in the meantime. The server also writes checkpoints by itself.
+        """Write a checkpoint of a server of :func:`fastagg.open` now, and wait until the checkpoint is written. Other
+        threads may call the server in the meantime. The server also writes checkpoints by itself.
 
         Returns:
             The checkpoint's folder.
 
         Raises:
-            CheckpointError: it could not be written. Earlier ones stay. NotDurable: the log could not be written.
+            CheckpointError: the checkpoint could not be written. Earlier ones stay. NotDurable: the log could not be
+                written.
             ConfigError: the server has no folder: use :meth:`save`.
-            Reentered: a rule of your own calls it, or a signal handler that interrupted a step.
+            Reentered: the caller is a rule of your own, or a signal handler that interrupted a step.
         """
         return self._in_log("checkpoint").checkpoint()
 
     def close(self) -> None:
-        """Write all records that wait and release the folder. The server can only be read from then on. It may be
-        called at any time and several times, also by a signal handler.
+        """Write all records that wait and release the folder. From then on the server can only be read. You may call
+        this at any time and several times, also in a signal handler.
 
         Raises:
             NotDurable: the waiting records could not be written. Reentered: the caller is in the middle of a step.
@@ -921,7 +925,7 @@ class Server:
 
 
 def _part(name: str, part: Any, kind: type, default: Any) -> Any:
-    """Return a part of a server. It may be plain data, as in a recipe: ``{"name": "Polynomial", "a": 0.5}``."""
+    """Return a part of a server. ``part`` may be plain data, as in a recipe: ``{"name": "Polynomial", "a": 0.5}``."""
     known = registry.parts(name)
     if isinstance(part, Mapping) and part.get("name") in known:
         return registry.part(name, part)

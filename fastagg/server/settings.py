@@ -75,7 +75,7 @@ _FIRST = (
     "clip_norm",
     "weighting",
     "max_samples",
-)  # they come first in the signature, as in the docstring
+)  # these come first in the signature, as in the docstring
 RULES: Mapping[str, SettingRule] = MappingProxyType(
     {n: _HINTS[n].__metadata__[0] for n in dict.fromkeys((*_FIRST, *_HINTS))}
 )
@@ -83,7 +83,7 @@ FREE = tuple(name for name, rule in RULES.items() if rule.free)
 
 
 def complete(stated: Mapping[str, object]) -> ServerSettings:
-    """Return all settings, read-only: the stated ones, checked, and defaults for the others."""
+    """Return all settings, read-only: the stated ones, after a check, and the defaults of the others."""
     settings: dict[str, Any] = {name: stated.get(name, rule.default) for name, rule in RULES.items()}
     if isinstance(modes := settings["buffers"], Mapping):
         settings["buffers"] = {str(pattern): _checks.fits("buffers", mode, ByName) for pattern, mode in modes.items()}
@@ -96,7 +96,7 @@ def complete(stated: Mapping[str, object]) -> ServerSettings:
 
 
 def declare(server: type) -> None:
-    """Add the settings to the class of servers: to its signature, and as attributes to read."""
+    """Add the settings to the class of servers, as keywords of its signature and as attributes to read."""
     _keywords.passes_on(server.__init__, {name: rule.default for name, rule in RULES.items()})  # type: ignore[misc]
     for name in RULES:
         if name not in vars(server):

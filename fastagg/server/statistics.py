@@ -1,8 +1,8 @@
-"""BatchNorm's running statistics and counters on the server. They follow the rule that combines the updates, not an
-optimizer. What limits a client's influence on the parameters therefore limits its influence on these, too:
+"""BatchNorm's running statistics and counters on the server. The rule that combines the updates also combines the
+statistics. An optimizer does not change them. A limit of a client's influence on the parameters also holds here:
 
-- Clipping: the movement of a client's statistics is scaled by the factor of its update.
-- A robust rule: Robust.statistics says how they are combined. A client that sends none counts as one that has not moved
+- Clipping: the movement of a client's statistics is scaled by the factor of the client's update.
+- A robust rule: Robust.statistics combines them. A client that sends no statistics counts as one that has not moved
   them.
 - A number of batches: under a robust rule, the median of the clients. Else it grows by at most 2**20 in a step.
 """
@@ -26,7 +26,7 @@ from fastagg.rules.directions import Direction, Robust
 from fastagg.rules.names import Buffers
 from fastagg.storage import memory
 
-_MOST_BATCHES = 2**20  # the most that a client's batches count for, from one version to the next
+_MOST_BATCHES = 2**20  # the most by which a number of batches grows from one version to the next
 
 Row = tuple[Tensor | None, list[int]]  # one client's values and counters; None and [] if it sent none
 
@@ -35,23 +35,25 @@ Row = tuple[Tensor | None, list[int]]  # one client's values and counters; None 
 class Statistics:
     """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``, or
     ``weighted`` by their samples) or the last client's (``latest``), or do not change (``keep``). Integer buffers
-    become the largest of the clients', or do not change. With :class:`Robust` its rule combines the buffers of all
+    become the largest of the clients', or do not change. With :class:`Robust` that rule combines the buffers of all
     clients of the step.
 
-    Nothing changes in place. An arrival makes a new object, because clients that were sent vectors may still read them.
+    An object never changes. An arrival makes a new one, because clients may still read vectors that they were sent.
 
     Attributes:
         mode: ``mean``, ``weighted``, ``latest`` or ``keep``.
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
         sum: the sum of the clients' floating-point buffers since the last step, each times its share.
-        maxima: the largest of the clients' integer buffers since then, an int64 vector.
-        count: how many clients sent floating-point buffers since then; if ``weighted``, the sum of their shares.
-        places: ranges of elements (begin, end, whether the largest counts). Otherwise the first that came counts.
-        counts: for each integer of all counters, whether it is a number of batches. It lies on their device.
-        held: the counters in one vector, if a step has made them. Joining many takes time.
-        rule: a robust rule.
-        rows: with a robust rule, what the clients sent since the last step.
+        maxima: the largest of the clients' integer buffers since the last step, an int64 vector.
+        count: how many clients sent floating-point buffers since the last step; if ``weighted``, the sum of their
+            shares.
+        places: ranges of elements that are not averaged: (begin, end, whether the largest counts). If not the largest,
+            the first that arrived counts.
+        counts: for each integer of all counters, whether it is a number of batches. On the device of the counters.
+        held: the counters in one vector, if a step has made it. Joining many counters takes time.
+        rule: the robust rule, if the server has one.
+        rows: with a robust rule, the clients' values and counters since the last step.
     """
 
     mode: Buffers
@@ -85,13 +87,13 @@ class Statistics:
     def add(
         self, values: Tensor | None, counters: Tensor | None, share: float = 1.0, gain: float = 1.0
     ) -> Statistics:  # fmt: skip
-        """Return the statistics after adding one client's, which were checked already.
+        """Return the statistics after adding those of one client, which were checked already.
 
         Args:
-            values: the client's floating-point buffers, fp32, on the server's device. None: it sent none.
-            counters: its integer buffers in one int64 vector. None: it sent none.
-            share: the share of its update in a mean.
-            gain: the clipping factor of its update, which also scales the movement of the statistics.
+            values: the client's floating-point buffers, fp32, on the server's device. None: the client sent none.
+            counters: the client's integer buffers in one int64 vector. None: the client sent none.
+            share: the share of the client's update in a mean.
+            gain: the clipping factor of the client's update, which also scales the movement of the statistics.
         """
         if self.mode == "keep" or not share:
             return self
@@ -118,7 +120,7 @@ class Statistics:
         return replace(self, sum=total, maxima=maxima, count=count)
 
     def _pick(self, total: Tensor, theirs: Tensor) -> None:
-        """Set the elements for which the largest, or the first that came, counts."""
+        """Set the elements of `total` that are not averaged: the largest or the first value counts."""
         before = self.sum
         for begin, end, largest in self.places:
             mine = theirs[begin:end]
@@ -130,12 +132,12 @@ class Statistics:
         """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``).
 
         Args:
-            shares: the weight of each client's statistics, by a robust rule that compares updates.
+            shares: the weight of each client's statistics, from a robust rule that compares updates.
         """
         if kind == "keep" or (self.sum is None and self.maxima is None and not self.rows):
             return self
         fresh = replace(self, sum=None, maxima=None, count=0, rows=())
-        if kind == "drop":  # the buffers of dropped updates are dropped, too
+        if kind == "drop":  # the updates are dropped, so their buffers are, too
             return fresh
         if self.rule is not None:
             return replace(fresh, **self._combined(self.rule, shares))
@@ -165,7 +167,8 @@ class Statistics:
         return {"values": values, "counters": counters}
 
     def has_all(self, direction: State) -> bool:
-        """Return whether there is a row for every update that waits in a direction's state, if the rule needs them."""
+        """Return whether there is a row for every waiting update in a direction's state. Only robust rules need
+        rows."""
         return self.rule is None or self.mode == "keep" or len(self.rows) == len(direction["versions"])
 
     def nbytes(self) -> int:
@@ -217,8 +220,8 @@ def _median(rows: list[list[int]]) -> Tensor:
 
 
 def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
-    """Return copies of all counters in one int64 vector on the device of the first of ``like``. Counters that all lie
-    on one GPU are copied in one transfer."""
+    """Return copies of all counters in one int64 vector, on the device of the first of ``like``. If all counters are on
+    one GPU, they are copied in one transfer."""
     device, parts = like[0].device, [counter.reshape(-1).to(torch.int64) for counter in counters]
     if len({part.device for part in parts}) > 1:
         parts = [part.to(device) for part in parts]

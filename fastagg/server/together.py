@@ -1,4 +1,4 @@
-"""Checks which parts and settings can be combined. No other module does this."""
+"""Checks which parts and settings can be combined. All such checks are here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastagg.server.settings import ServerSettings
 
 
 def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, settings: ServerSettings) -> None:
-    """Refuse a server whose parts or settings contradict each other."""
+    """Refuse parts or settings that contradict each other."""
     for part in (direction, optimizer, staleness):
         registry.check_settings(part)
     optimizer.check()
@@ -59,7 +59,7 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
 
 
 def answers_per_step(direction: Direction, settings: Mapping[str, Any]) -> int | None:
-    """Return how many answers of a client count in a step. None: any number."""
+    """Return how many answers of one client count in a step. None: any number."""
     number = settings["answers_per_step"]
     if number == "rule":
         return 1 if direction.counts_clients else None
@@ -67,7 +67,7 @@ def answers_per_step(direction: Direction, settings: Mapping[str, Any]) -> int |
 
 
 def check_bf16(direction: Direction, optimizer: Optimizer, staleness: Staleness, device: torch.device) -> None:
-    """Refuse a model in bf16 on a CUDA device, or if a user's own rule or a comparison of versions reads it."""
+    """Refuse a model in bf16 on a CUDA device, or if a user's own rule or a comparison of versions reads the model."""
     own = next((part for part, is_own in (
         (direction, type(direction).combine is not Direction.combine), (optimizer, optimizer.has_own_step),
         (staleness, staleness.looks),

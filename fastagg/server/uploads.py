@@ -1,4 +1,4 @@
-"""An update that arrives in chunks. It is not applied before it is complete and checked."""
+"""An update that arrives in chunks. The update is applied only when it is complete and checked."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fastagg.storage import memory, raw
 from fastagg.storage.encoded import HEADER, in_place, largest
 from fastagg.storage.pieces import DTYPES
 
-Refusing = Callable[[], AbstractContextManager[None]]  # makes a context that counts the refusals in it
+Refusing = Callable[[], AbstractContextManager[None]]  # makes a context that counts the refusals in its block
 
 
 class Refusals:
-    """Reports an error of fastagg that leaves the block to ``refused``. Without an error it calls nothing, so finished
+    """Calls ``refused`` with an error of fastagg that leaves the block. Without an error it calls nothing, so finished
     work stays finished even if no memory is left."""
 
     __slots__ = ("_refused",)
@@ -44,8 +44,8 @@ class Upload:
     """The result of :meth:`Server.receiving`: ``with server.receiving(client) as upload: upload.write(chunk)``.
 
     The bytes are those of the flat update, [d] numbers of ``dtype``, little endian, or of an encoded update. If the
-    block ends without an error, the server takes the update as :meth:`Server.receive` does. If it ends with an error,
-    the update is dropped.
+    block ends without an error, the server takes the update as :meth:`Server.receive` does. Otherwise the update is
+    dropped.
 
     Attributes:
         receipt: the outcome, after the block has ended.
@@ -59,7 +59,7 @@ class Upload:
         self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext,
         encoded: int | None = None,
     ) -> None:  # fmt: skip
-        # None after the end, because it holds a reference to the server.
+        # None after the end, because the function holds a reference to the server.
         self._finish: Callable[..., Receipt] | None = finish
         self._refusing = refusing
         self._dtype = torch.float32 if dtype is None else dtype
@@ -71,7 +71,8 @@ class Upload:
             if not HEADER <= encoded <= largest(size):
                 raise EncodingError(f"encoded: expected {HEADER} to {largest(size)} bytes, got {encoded}")
             self._dtype, self._nbytes, self._expected = torch.uint8, encoded, f"{encoded} bytes"
-        # One for each call that writes to the upload or ends it; the first locked one may go on.
+        # There is a lock for each call that writes to the upload or ends it. The call with the first locked one may go
+        # on.
         self._turns: list[threading.Lock] = []
         self._is_replaced = False
         self.state = "open" if self._nbytes else "complete"
@@ -85,10 +86,10 @@ class Upload:
 
         Raises:
             ShapeMismatch: more bytes have come than were announced. NotDurable: the disk failed. Busy: another thread
-                is writing.
+                is writing to this upload.
             UnknownVersion: a newer upload has begun for the same task.
         """
-        chunk = bytes(memoryview(chunk).cast("B"))  # read once: its owner may write to it meanwhile
+        chunk = bytes(memoryview(chunk).cast("B"))  # copied, because the chunk's owner may write to it meanwhile
         with self._refusing(), (turn := threading.Lock()):
             self._take(turn)
             self._refuse_replaced()
@@ -114,8 +115,8 @@ class Upload:
                 self._end(error is None)
 
     def give_way(self) -> bool:
-        """Drop the upload for a newer one, if it is open. Return whether it has ended. A complete upload does not end
-        here, nor one that a thread is writing to."""
+        """Drop the upload for a newer one, if it is open and no thread is writing to it. Return whether it has ended. A
+        complete upload does not end here."""
         with (turn := threading.Lock()):
             if self.state == "complete" or not self._is_first(turn):
                 return False
@@ -144,13 +145,14 @@ class Upload:
 
     def _is_first(self, turn: threading.Lock) -> bool:
         """Return whether no other call writes to the upload or ends it. The caller's ``with`` statement locks and
-        unlocks ``turn``, so no interrupt leaves it locked."""
+        unlocks ``turn``, so an interrupt cannot leave ``turn`` locked."""
         if any(other.locked() for other in self._turns.copy()):
-            return False  # and `turn` is not in the list, so it keeps out no later call
+            return False  # `turn` is not in the list, so it keeps out no later call
         self._turns.append(turn)
         if next(other for other in self._turns.copy() if other.locked()) is not turn:
             return False
-        del self._turns[: self._turns.index(turn)]  # remove calls that have ended; only the first one comes here
+        # removes the turns of ended calls; only the call with the first locked one comes here
+        del self._turns[: self._turns.index(turn)]
         return True
 
     def _take(self, turn: threading.Lock) -> None:
@@ -161,7 +163,7 @@ class Upload:
         raise NotImplementedError
 
     def _whole(self) -> tuple[object, ...]:
-        """Return the update as the server takes it."""
+        """Return the update as the arguments of ``finish``."""
         raise NotImplementedError
 
     def _close(self) -> bool:

@@ -25,9 +25,9 @@ from fastagg.server.dispatch import Client, Dispatch
 from fastagg.server.server import Server
 
 _log = logging.getLogger("fastagg")
-_EVERY = 1.0  # the shortest time between two lines with the same reason
+_EVERY = 1.0  # seconds from a line to the next one with the same reason, at least
 _SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
-_OPEN = 100_000  # how many unanswered tasks have their time of dispatch remembered
+_OPEN = 100_000  # for how many unanswered tasks the time of dispatch is kept
 TIMES = ("client", "dispatched", "answered")  # the columns of a file of times
 _DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 Sends = Callable[[Client, int | None, int | None], Dispatch]
@@ -38,16 +38,16 @@ def watch(
 ) -> Server:
     """Let a server report what happens to it. Servers of :func:`fastagg.open` write to the log without this call.
 
-    The logger ``fastagg`` gets a line for a refusal and for a slow answer. There is at most one line a second for each
-    reason. It tells how many refusals there were.
+    The logger ``fastagg`` gets a line for a refusal and for a slow answer. For each kind of refusal there is at most
+    one line a second, which tells how many there were.
 
     Args:
         server: the server to watch. It is returned.
         registry: a registry of ``prometheus_client`` (the extra ``metrics``), for example
             ``prometheus_client.REGISTRY``. It gets counters and histograms of updates, refusals by reason, delays, and
-            the seconds of steps and of waiting for the disk. When it is scraped, it also reads: open tasks, the age of
-            the oldest one (with ``lease``), bytes by part, the version, the last record that is on the disk, and
-            whether the model is finite.
+            the seconds of steps and of waiting for the disk. Each scrape also reads: open tasks, the age of the oldest
+            one (with ``lease``), bytes by part, the version, the last record that is on the disk, and whether the model
+            is finite.
         slow: an answer is slow if it takes at least this many seconds.
         times: a CSV file with a line for each answer to a task: the client, when its task was sent, and when it was
             answered, in seconds since 1970. Lines are appended to an existing file of this form. The simulator replays
@@ -57,8 +57,8 @@ def watch(
 
     Raises:
         MissingDependency: ``registry`` is given, but prometheus_client is not installed.
-        ConfigError: ``server`` is not a server, or already has a registry or a file of times. Or this file cannot be
-            written, or holds something else.
+        ConfigError: ``server`` is not a server, or already has a registry or a file of times. Or the file ``times``
+            cannot be written, or is not a file of times.
 
     Example:
         >>> server = fastagg.watch(fastagg.FedBuff(torch.zeros(2)), slow=0.5)
@@ -92,15 +92,15 @@ class ServerWatch:
     """Reports on a server, which calls its methods.
 
     Attributes:
-        numbers: the metrics; None if there is no registry.
-        times: writes when tasks were sent and answered; None if nobody asked for it.
+        numbers: the metrics. None without a registry.
+        times: writes a file with the times of tasks and answers. None without such a file.
     """
 
     def __init__(self) -> None:
         self.slow = math.inf
         self.numbers: ServerMetrics | None = None
         self.times: AnswerTimes | None = None
-        # By reason: the time of the last line, and the refusals since then.
+        # By reason: the time of the last line, and the number of refusals since then.
         self._said: dict[str, tuple[float, int]] = {}
 
     def begin(self, server: Server, slow: float, numbers: ServerMetrics | None = None) -> None:
@@ -111,9 +111,9 @@ class ServerWatch:
         server._engine.watch(-1.0 if every else slow, self._arrived)
 
     def _arrived(self, seconds: float, waited: float, delays: Sequence[int], tasks: Sequence[int]) -> None:
-        """The engine has taken answers in so many ``seconds``, without the time that it ``waited`` for the disk.
+        """Report answers that the engine has taken in ``seconds``, plus ``waited`` seconds for the disk.
 
-        ``delays`` are in versions. ``tasks`` are the ids of the answered tasks, 0 where there was none.
+        ``delays`` are in versions. ``tasks`` are the ids of the answered tasks. An id is 0 if there was no task.
         """
         if self.times is not None:
             self.times.answered(tasks)
@@ -123,8 +123,8 @@ class ServerWatch:
             self.numbers.arrived(delays, seconds, waited)
 
     def refused(self, error: FastaggError) -> None:
-        """Report a refused call. A second answer is logged as information only: its sender is told the first
-        outcome."""
+        """Report a refused call. A second answer to a task is logged as information only, because the sender is told
+        the first outcome."""
         reason, now = type(error).__name__, time.monotonic()
         if self.numbers is not None:
             self.numbers.refused(reason)
@@ -141,13 +141,11 @@ class ServerWatch:
 
 class AnswerTimes:
     """A CSV file with the times when tasks were sent and answered. Each write is of whole lines, so threads need no
-    lock. If the disk refuses a line, the file gets no more lines. Answers are not affected.
-
-    A disk that refuses a line costs the lines from there on, never an answer."""
+    lock. If the disk refuses a line, the file gets no more lines. Answers are not affected."""
 
     def __init__(self, path: Path) -> None:
         self._sent: OrderedDict[int, tuple[Client, float]] = OrderedDict()  # by the task's id
-        # Fixed here, so that changes of the system's clock affect no duration.
+        # Computed once, so that changes of the system's clock affect no duration.
         self._offset = time.time() - time.monotonic()
         self._path, self._ended = path, False
         heading = f"{','.join(TIMES)}\n".encode()
@@ -167,7 +165,7 @@ class AnswerTimes:
 
         def noted(client: Client, format: int | None, local_steps: int | None) -> Dispatch:
             task = dispatch(client, format, local_steps)
-            with contextlib.suppress(MemoryError):  # the task has been sent all the same, so only its line is missing
+            with contextlib.suppress(MemoryError):  # the task was sent all the same, and only its line is missing
                 # The same task may be sent again.
                 if task.id is not None and task.id not in self._sent and not self._ended:
                     self._sent[task.id] = task.client, self._now()
@@ -193,7 +191,7 @@ class AnswerTimes:
             _log.error("times: %s: %s; nothing more is written to it", self._path, error.strerror or error)
 
     def _append(self, lines: bytes) -> None:
-        """Write whole lines. Raises OSError if the disk refuses, and then leaves no part of them."""
+        """Write whole lines. If the disk refuses, raise OSError and leave no part of the lines in the file."""
         end = self._file.seek(0, os.SEEK_END)
         try:
             while lines:
