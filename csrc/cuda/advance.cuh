@@ -1,4 +1,5 @@
-// An optimizer's step along a direction in registers: one warp steps one scale block, with fp32 or 8-bit moments.
+// An optimizer's step along a direction that is in registers. One warp steps one scale block. Its moments are in fp32
+// or 8 bits.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +9,7 @@
 
 namespace fastagg::cuda {
 
-// A thread's moments of a scale block in fp32.
+// The fp32 moments of a thread's elements of a scale block.
 struct PlainMoments {
   ThreadMoments half[2];
 };

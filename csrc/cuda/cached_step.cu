@@ -1,4 +1,4 @@
-// The directions that use rows, mean and calibrated: the client's row, the sum over clients and the model in one pass.
+// The directions with rows, mean and calibrated. One pass changes the client's row, the sum over clients and the model.
 #include "advance.cuh"
 #include "rows.cuh"
 #include "source.cuh"
@@ -16,24 +16,24 @@ struct Terms {
 // The fields of a Direction that the kernel reads.
 struct RowDirection {
   DirectionKind kind;
-  bool takes_update;  // false: only terms are added
+  bool takes_update;  // false: there is no update, and only terms are added
   float gain;
   Exchange row;
   float* sum;
   float entering, leaving, dither, sum_scale;
   const float* acc;
-  float* out;  // output of a calibrated direction without a step
+  float* out;  // the output of a calibrated direction without a step
   float weight, acc_scale;
 };
 
-// One warp processes one scale block: number j of the four in its block of 1,024.
+// Processes one scale block with one warp. `j` is its number among the four in its block of 1,024.
 template <typename Format, bool Coded, typename Reader>
 __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, bool whole, int64_t size, int64_t begin,
                                              int j, const RowDirection& c, const Terms& terms,
                                              const Optimizer& optimizer) {
   const int64_t index = begin / kScaleBlock;
   const bool reads = c.row.read.data != nullptr, steps = optimizer.kind >= 0;
-  const bool as_row = c.row.coded.data != nullptr && c.gain == 1.0f;  // the update came encoded as the new row
+  const bool as_row = c.row.coded.data != nullptr && c.gain == 1.0f;  // the update arrived in the new row's encoding
   Halves input{}, old{}, x{}, acc{}, sum{};
   MomentsForm<Coded> held{};
   loading(whole, [&](auto w) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
     each([&](int h, int e) { input.half[h].v[e] *= c.gain; });
   Halves entering = input;
   if (c.row.write.data != nullptr) {
-    __syncwarp();  // every lane has read the old row, which may be overwritten now
+    __syncwarp();  // every lane has read the old row, which the new one may overwrite
     if (as_row)
       copy_block<Format>(c.row.coded, c.row.write, index);
     else
@@ -128,9 +128,9 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
                        moments_aligned(optimizer.moments);
   const unsigned blocks = warps(blocks_of(update.size), where.device);
   Optimizer none;
-  // A launch takes a limited number of terms. If there are more (ACED, when many clients expire at once),
-  // further launches add the rest. A mean steps in the last launch. A calibrated direction steps in the first, because
-  // its terms follow the step.
+  // A launch takes a limited number of terms. If there are more (ACED, when many clients expire at once), further
+  // launches add the rest. A mean steps in the last launch. A calibrated direction steps in the first launch, because
+  // its terms are added after the step.
   bool steps_first = direction.kind == kCalibrated;
   size_t next = 0;
   do {

@@ -1,8 +1,8 @@
-// CUDA launches. This header is plain C++, so the bindings need no CUDA header. Errors have the runtime's message and
-// the name of the launch.
+// CUDA launches. This header is plain C++, so the bindings need no CUDA header. An Error's text has the runtime's
+// message and the name of the launch.
 //
 // Everything is asynchronous on the LaunchPlace's stream. Addresses are in device memory. Results equal the CPU's bit
-// for bit, except for the distillation loss.
+// for bit, except those of the distillation loss.
 #pragma once
 
 #include <cstdint>
@@ -21,28 +21,29 @@ class Error : public std::runtime_error {
 struct LaunchPlace {
   int device;
   void* stream;        // a cudaStream_t
-  bool loads = false;  // only load the kernels, without launching them
+  bool loads = false;  // whether only to load the kernels, without a launch
 };
 
 int runtime_version();
-int device_count();  // 0 without a driver or a device
+int device_count();  // 0 if there is no driver or no device
 
-// The driver's answers. Asking it does not throw: errors are in `words`.
+// What the driver reports. driver() does not throw. It puts an error's text into `words`.
 struct Driver {
   int devices = 0;
-  int version = 0;    // the newest CUDA version that it supports, such as 12040 for 12.4; 0 without a driver
-  std::string words;  // if there is no device: the reason, and what to do
+  int version = 0;    // the newest CUDA version that the driver supports, such as 12040 for 12.4; 0: there is no driver
+  std::string words;  // without a device: why there is none, and what to do
 };
 Driver driver();
 void compute_capability(int device, int* major, int* minor);
 
-// The most pieces of an update. Kernels take their arguments by value, and every driver allows 4 KB of them.
+// The most pieces of an update. Kernels take their arguments by value, and every driver allows at least 4 KB of
+// arguments.
 constexpr int kMostPieces = 200;
 
-// A step along any of the five directions. Only mean and calibrated may be without an optimizer.
+// Takes a step along any of the five directions. Only mean and calibrated directions may have no optimizer.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where);
 
-// A step along an update whose tensors are turned (single). `of` is on the device.
+// Takes a step along an update whose tensors are turned (single). The array `of` is on the device.
 struct Turns {
   const Turn* of;
   int64_t count;
@@ -52,8 +53,8 @@ void turned_step(const Update& update, double gain, const Turns& turns, const Op
 
 constexpr int kSums = 3;
 
-// Sums over parts of an update u and of m, in reduce.h's fixed order within a strand: |u|^2, |m|^2 and u.m. Part p has
-// elements begins[p]..begins[p + 1]-1, at most a strand. All addresses are on the device.
+// Sums over parts of an update u and of the momentum m: |u|^2, |m|^2 and u.m. The order is reduce.h's order within a
+// strand. Part p has elements begins[p]..begins[p + 1]-1, at most a strand. All addresses are on the device.
 struct UpdateParts {
   const int64_t* begins;
   int64_t count;
@@ -65,8 +66,8 @@ void sum_parts(const Update& update, const UpdateParts& parts, const LaunchPlace
 // out = the decoded update. The update's arrays are on the device.
 void decode(const Wire& wire, float* out, const LaunchPlace& where);
 
-// A waiting update with its factor `by`: one vector of any type or, without data, encoded. HeldRows is the list of all
-// of them, with `size` elements each. The list is on the device, too.
+// A waiting update with its factor `by`. It is one vector of any type or, if `data` is null, encoded. HeldRows is the
+// list of all waiting updates, which have `size` elements each. The list is on the device, too.
 struct HeldRow {
   const void* data = nullptr;
   Dtype dtype = kFloat32;
@@ -78,12 +79,12 @@ struct HeldRows {
   int64_t count, size;
 };
 
-// out = the combination of the rows (math/combine.h).
+// out = the combination of the rows, each times its factor (math/combine.h).
 void combine(const HeldRows& rows, const CombineSetting& how, float* out, const LaunchPlace& where);
 
 // Sums over pairs of rows as in Runner::pair_sums, by group (math/reduce.h) and by tile of kSide*kSide pairs. With n
-// tiles in a row, tile t has the rows from t/n*kSide on and those from t%n*kSide on. `listed` are the wanted tiles.
-// sums: [listed, kSide, kSide, groups], 0 for pairs that are equal to others.
+// tiles side by side, tile t pairs the rows from t/n*kSide on with those from t%n*kSide on. `listed`: the wanted tiles.
+// `count`: their number. `sums`: [count, kSide, kSide, groups]. A pair that equals another one has 0 there.
 constexpr int64_t kSide = 16;
 struct Tiles {
   const int32_t* listed;
@@ -96,41 +97,41 @@ void pair_sums(const HeldRows& rows, const Tiles& tiles, const LaunchPlace& wher
 // out = acc + weight*update. If acc is null, a new sum begins.
 void accumulate(const Update& update, const float* acc, double weight, float* out, const LaunchPlace& where);
 
-// The blocks first, first + stride, ... below last, of 1,024 elements each.
+// The blocks first, first + stride, ... below last. Each has 1,024 elements.
 struct Blocks {
   int64_t first, last, stride;
 };
 
-// sum = sum of weights[s]*row(s) over all slots with a nonzero weight, added in double and rounded once, for these
-// blocks. The weights are on the device.
+// sum = sum of weights[s]*row(s) over all slots with a nonzero weight, added in double and rounded once. The sum is
+// computed for `blocks` only. The weights are on the device.
 void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const LaunchPlace& where);
 
-// As cpu::add_rows and cpu::settle_rows, in one launch each. The jobs and weights are on the device.
+// The same as cpu::add_rows and cpu::settle_rows, in one launch each. The jobs and weights are on the device.
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
               const LaunchPlace& where);
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const LaunchPlace& where);
 
 void zero(void* memory, int64_t bytes, const LaunchPlace& where);
-// Both addresses must be in the device's memory, or pinned.
+// Both addresses must be in the device's memory or in pinned memory.
 void copy(void* to, const void* from, int64_t bytes, const LaunchPlace& where);
-// Any memory is allowed. The host waits for the copy.
+// The addresses may be in any memory. The host waits for the copy.
 void copy_now(void* to, const void* from, int64_t bytes, const LaunchPlace& where);
 
 // out = row(slot), decoded.
 void read_row(const Rows& rows, int64_t slot, float* out, const LaunchPlace& where);
 
-// The model and the version that the update was trained from, if their distance is needed. Otherwise null.
+// The model and the version that the update was trained from, if their distance is wanted. Otherwise both are null.
 struct DistanceBase {
   const float* x = nullptr;
   const float* base = nullptr;
   bool inner = false;  // whether (x - base).update is wanted
 };
 
-// sums = |update|^2, |x - base|^2, (x - base).update, or 0 if one is not wanted. All vectors are read once, in
+// sums = |update|^2, |x - base|^2 and (x - base).update. A sum that is not wanted is 0. All vectors are read once, in
 // reduce.h's fixed order. `sums` is in device memory or pinned. `scratch` has measure_scratch(update.size) numbers.
-// Those from measure_counters on must be 0 at first, and every launch leaves them 0. Blocks of threads exchange data
-// only in the scratch. So launches with scratch of their own, on any streams, and graphs of them, do not disturb each
-// other.
+// Those from place measure_counters(update.size) on must be 0 at first, and every launch leaves them 0. Blocks of
+// threads exchange data only through the scratch. So launches with different scratch, on any streams, and graphs of
+// launches, do not disturb each other.
 int64_t measure_scratch(int64_t size);
 int64_t measure_counters(int64_t size);
 void measure(const Update& update, const DistanceBase& against, double* scratch, double* sums,
@@ -151,7 +152,7 @@ struct Targets {
 };
 void soft_targets(const Logits& logits, double scale, const Targets& out, const LaunchPlace& where);
 
-// The distillation loss and its gradient. `which`: the teachers' row of each student row; null: the same row.
+// The distillation loss and its gradient. `which`: the teachers' row of each student row. Null: row r belongs to row r.
 struct Loss {
   const int64_t* which;
   double alpha_min, alpha_max;

@@ -1,4 +1,4 @@
-// One scale block (256 elements) of a vector, processed by one warp. A thread has elements 4t..4t+3 of both halves.
+// A scale block (256 elements) of a vector, processed by one warp. Thread t has elements 4t..4t+3 of both halves.
 #pragma once
 
 #include <type_traits>
@@ -35,8 +35,8 @@ __device__ __forceinline__ void each_half(int64_t begin, int64_t size, Visit vis
   }
 }
 
-// Calls visit(std::true_type{}) for a whole scale block and visit(std::false_type{}) at a vector's end. Only for a
-// block's loads, which must not wait for each other, is it worth having the code twice.
+// Calls visit(std::true_type{}) for a whole scale block and visit(std::false_type{}) at a vector's end. Having the code
+// twice is worth it only for a block's loads, because these must not wait for each other.
 template <typename Visit>
 __device__ __forceinline__ void loading(bool whole, Visit visit) {
   whole ? visit(std::true_type{}) : visit(std::false_type{});
@@ -60,12 +60,12 @@ __device__ __forceinline__ void store_halves(bool whole, float* out, int64_t beg
   each_half(begin, size, [&](int h, int64_t at, int64_t left) { store(whole, out + at, left, x.half[h]); });
 }
 
-// Calls visit(whole, reader, begin, j) for every scale block of this warp, where j is its number in its block of 1,024.
-// `whole`: whether 16-byte accesses may be used. before(block) is called first for every block.
+// Calls visit(whole, reader, begin, j) for every scale block of this warp. j is the scale block's number in its block
+// of 1,024. `whole`: whether 16-byte accesses may be used. before(block) is called first for every block of 1,024.
 template <typename Reader, typename Before, typename Visit>
 __device__ __forceinline__ void for_each_scale_block(const typename Reader::SourceData& source, bool aligned,
                                                      Before before, Visit visit) {
-  // 32 bits are enough for the blocks in any GPU's memory, and the largest kernels are short of registers.
+  // The numbers of blocks in any GPU's memory fit in 32 bits, and the largest kernels are short of registers.
   const auto blocks = static_cast<unsigned>((source.size + kBlock - 1) / kBlock);
   for (auto block = static_cast<unsigned>(warp_of_grid()); block < blocks;
        block += static_cast<unsigned>(warps_of_grid())) {

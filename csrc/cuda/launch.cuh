@@ -1,4 +1,4 @@
-// Shared by all launches: the device guard, the error check and the grid.
+// Code that all launches share: the device guard, the error check and the grid.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 
 namespace fastagg::cuda {
 
-// The runtime's message. For known errors it also says what to do.
+// Returns the runtime's message. For some errors the text also says what to do.
 std::string words_for(cudaError_t status);
 
 inline void check(cudaError_t status, const char* what) {
@@ -20,8 +20,8 @@ inline void check(cudaError_t status, const char* what) {
   throw Error(std::string("CUDA, ") + what + ": " + words_for(status));
 }
 
-// Makes a device current for its lifetime. CUDA creates a context on the current device, so every call of the runtime
-// needs a guard: those in `launch`, rows.cu and queue.cu.
+// Makes a device current while the object lives. CUDA creates a context on the current device, so every call of the
+// runtime needs a guard. `launch`, rows.cu and queue.cu have them.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -29,7 +29,7 @@ class DeviceGuard {
     changed_ = device != before_;
     if (changed_) check(cudaSetDevice(device), "select device");
   }
-  // Selecting a device creates a context on it, so the device is set back only if it was changed.
+  // Selecting a device creates a context on it. So the device is set back only if the guard has changed it.
   ~DeviceGuard() {
     if (changed_) (void)cudaSetDevice(before_);
   }
@@ -46,14 +46,15 @@ constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-// Returns enough blocks of threads to fill every multiprocessor several times. The kernels loop over the rest.
+// Returns how many blocks of threads fill every multiprocessor several times, at most `wanted`. The kernels loop over
+// the rest.
 inline unsigned grid(int64_t wanted, int device, int64_t each = 16) {
   int processors = 1;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
   return static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, processors * each));
 }
 
-// The grid for one warp per item.
+// Returns the grid with one warp per item.
 inline unsigned warps(int64_t items, int device) { return grid((items + kWarps - 1) / kWarps, device); }
 
 struct LaunchShape {
@@ -61,8 +62,8 @@ struct LaunchShape {
   unsigned blocks, threads;
 };
 
-// Launches kernel(arguments...) on `where`, with its device current. If the launch fails, it throws an exception with
-// the launch's name.
+// Launches kernel(arguments...) on `where`, with that device current. If the launch fails, throws an Error with the
+// name `what`.
 template <typename... Expected, typename... Arguments>
 void launch(const char* what, const LaunchPlace& where, LaunchShape shape, void (*kernel)(Expected...),
             Arguments&&... arguments) {

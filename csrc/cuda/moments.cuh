@@ -1,5 +1,6 @@
 // 8-bit moments (csrc/math/moments.h) of one scale block, processed by one warp. The warp's threads hold the block's
-// vectors as in halves.cuh. Lanes t and t+16 share words 4t..4t+3, for the even and the odd quarters of their elements.
+// vectors as in halves.cuh. Lanes t and t+16 share words 4t..4t+3. Lane t uses the even quarters of the words'
+// elements, and lane t+16 the odd quarters.
 #pragma once
 
 #include "../math/moments.h"
@@ -37,7 +38,7 @@ __device__ __forceinline__ Words load_words(const uint8_t* codes, int64_t begin)
   return out;
 }
 
-// Two lanes share each group of words. Each has half of the codes, and zeros for the other half.
+// Two lanes share each group of words. Each lane has half of the codes, and zeros in place of the other half.
 __device__ __forceinline__ void store_words(bool whole, uint8_t* codes, int64_t begin, Words words) {
 #pragma unroll
   for (int e = 0; e < kFour; ++e) words.of[e] |= __shfl_xor_sync(kAll, words.of[e], kHalfWarp);
@@ -62,7 +63,7 @@ __device__ __forceinline__ void load_block(CodedMoments& to, const Moments& from
   if (from.coded_vhat != nullptr) to.vhat = load_words<Whole>(from.coded_vhat, begin);
 }
 
-// The random words for this lane's four words. The lanes compute the Philox calls together.
+// Returns the random words for this lane's four words. The lanes of a half warp compute the Philox calls together.
 __device__ __forceinline__ Words random_words(const RandomKey& key, int64_t index) {
   const int group = lane() % kHalfWarp / kFour;
   const Philox made = random_call(key, index, static_cast<uint32_t>(lane() % kHalfWarp));
@@ -81,7 +82,7 @@ __device__ __forceinline__ uint32_t rotated(uint32_t word, int right) {
   return word >> right | word << ((32 - right) & 31);
 }
 
-// A code's value divided by c*2^span.
+// Returns a code's value divided by c*2^span.
 __device__ __forceinline__ float relative(uint32_t code, uint32_t span) {
   const uint32_t base = (127u - span) << 23;
   return float_from_bits(code << kCut | base) - float_from_bits(base);
@@ -104,15 +105,15 @@ __device__ __forceinline__ uint32_t encoded_v(float value, uint32_t random, uint
   return above(value > least ? value : least, random, unit) & 0xffu;
 }
 
-// Limits a value to the largest that can be stored, so that one overflow does not turn a whole block into NaN.
+// Limits a value to the largest storable magnitude, so that one overflow does not turn a whole block into NaN.
 __device__ __forceinline__ float kept_finite(float value) {
   const float largest = float_from_bits(kLargest);
   value = value < largest ? value : largest;
   return value > -largest ? value : -largest;
 }
 
-// Steps one scale block along d: writes the new x, codes and units. It branches on the optimizer's kind only where
-// kinds differ, so that the rest is compiled once.
+// Steps one scale block along d. Writes the new x, codes and units. The code branches on the optimizer's kind only
+// where kinds differ, so that the rest is compiled once.
 __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& held, bool whole, int64_t begin,
                                         int64_t size, Halves d, Halves x) {
   const int odd = lane() / kHalfWarp;
@@ -170,13 +171,13 @@ __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& 
   each([&](int h, int e) { m.of[e] |= encoded_m(now[h][e].m, rotated(random.of[e], place(h)), unit_m) << place(h); });
   if (has_v)
     each([&](int h, int e) {
-      // Uses another element's random bits, so that the two rounding errors of an element are independent.
+      // An element's m and v use random bits of different elements, so that the two rounding errors are independent.
       const uint32_t bits = rotated(random.of[e], place(1 - h));
       const uint32_t code = encoded_v(now[h][e].v, bits, unit_v);
       v.of[e] |= code << place(h);
       if (!has_vhat) return;
-      // vhat = max(vhat, v), on codes. The same random bits keep their order. If the unit changed, vhat is encoded
-      // again.
+      // vhat = max(vhat, v) on codes. Both are rounded with the same random bits, which keeps their order. If the unit
+      // has changed, vhat is first encoded again.
       uint32_t before = held.vhat.of[e] >> place(h) & 0xffu;
       if (!same_unit) before = encoded_v(decoded_v(before) * full_v, bits, unit_v);
       vhat.of[e] |= (before > code ? before : code) << place(h);

@@ -1,10 +1,11 @@
-// Sums of squares and products of an update, in the fixed order of math/reduce.h, with the CPU's bits. Eight threads
-// process a strand: thread t has lanes 4t..4t+3. So a warp reads four strands at once. A block of threads processes a
-// quarter of a group. The last of a group's four blocks adds the group's strands in order. The last of all groups adds
-// the groups. Blocks are small, so that an update of about ten million parameters fills the GPU evenly.
+// Sums of squares and products of an update, in the fixed order of math/reduce.h and so with the CPU's bits. Eight
+// threads process a strand. Thread t has lanes 4t..4t+3. So a warp reads four strands at once. A block of threads
+// processes a quarter of a group. The last of a group's four blocks to finish adds the group's strands in order. The
+// last of all blocks adds the groups. Blocks are small, so that an update of about ten million parameters fills the GPU
+// evenly.
 //
-// Squares and products of fp32 numbers are exact in double, so fused multiply-adds change no bit. They halve the work
-// of the double-precision unit, which is slow on consumer GPUs.
+// Squares and products of fp32 numbers are exact in double, so fused multiply-adds change no bit. With them the
+// double-precision unit, which is slow on consumer GPUs, has half of the work.
 #pragma once
 
 #include "source.cuh"
@@ -25,7 +26,8 @@ FASTAGG_FN int64_t groups_of(int64_t size) { return size > 0 ? (size + kGroup - 
 struct NormScratch {
   double* strand;  // kSums numbers for every strand, group after group
   double* group;   // kSums numbers for every group
-  // The count of finished groups; then for every group the count of its finished parts. All are 0 between launches.
+  // First the count of finished groups, then for every group the count of its finished parts. All are 0 between
+  // launches.
   unsigned* finished;
 
   __device__ __forceinline__ double* strands(int sum, int64_t group_, int64_t groups) const {
@@ -41,7 +43,7 @@ struct Lanes {
   double of[kSums][kFour];
 };
 
-// Adds `N` rows of kLanes elements. All their loads start before the first addition.
+// Adds `N` rows of kLanes elements. The loads of all rows start before the first addition.
 template <bool Moves, bool Inner, int N, bool Whole, typename Reader>
 __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const float* base, int64_t at, int64_t left,
                                          Lanes& lanes) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ double fold(double quad) {
   return quad;
 }
 
-// Whether this block of threads is the last of `all` to increment the counter. It then sees the others' writes.
+// Whether this block of threads is the last of `all` to increment the counter. The last block sees the others' writes.
 __device__ __forceinline__ bool last_to_come(unsigned* counter, int64_t all) {
   __shared__ bool last;
   __syncthreads();
@@ -88,13 +90,13 @@ __device__ __forceinline__ bool last_to_come(unsigned* counter, int64_t all) {
   return last;
 }
 
-// The total of all groups, for every thread of the block.
+// Returns the total of all groups to every thread of the block.
 __device__ __forceinline__ double total_of(const double* groups_sums, int64_t groups) {
   __shared__ double slots[kSlots];
   for (int slot = static_cast<int>(threadIdx.x); slot < kSlots; slot += kPartThreads) {
     double sum = 0.0;
     for (int64_t g = slot; g < groups; g += kSlots) sum += __ldcg(groups_sums + g);
-    // no barrier yet: while `half` is a multiple of the block's size, only this thread reads its slots
+    // No barrier is needed yet: while `half` is a multiple of the block's size, only this thread reads its slots.
     slots[slot] = sum;
   }
   for (int half = kSlots / 2; half > 0; half /= 2) {
@@ -106,7 +108,7 @@ __device__ __forceinline__ double total_of(const double* groups_sums, int64_t gr
   return total;
 }
 
-// Writes the sums to `out` when all groups are done. Sums that are not wanted are 0.
+// Writes the sums to `out` when all groups are done. A sum that is not wanted is 0.
 template <bool Moves, bool Inner, typename Reader>
 __global__ void __launch_bounds__(kPartThreads, 8)
     norms_kernel(const __grid_constant__ typename Reader::SourceData source, bool aligned, const float* x,
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(kPartThreads, 8)
       if (quad == 0) scratch.strands(s, group, groups)[of_group] = sum;
     }
     if (!last_to_come(scratch.finished + 1 + group, kParts)) continue;
-    if (threadIdx.x == 0) scratch.finished[1 + group] = 0;  // resets it for the next launch
+    if (threadIdx.x == 0) scratch.finished[1 + group] = 0;  // resets the counter for the next launch
     if (threadIdx.x < kUsed) {
       const double* strands = scratch.strands(static_cast<int>(threadIdx.x), group, groups);
       double sum = 0.0;

@@ -6,13 +6,13 @@
 
 namespace fastagg::cuda {
 
-// A step along a direction with rows (cached_step.cu). step() calls it.
+// Takes a step along a direction with rows (cached_step.cu), for step().
 void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer,
                  const LaunchPlace& where);
-// A step for directions with noise (noisy_step.cu).
+// Takes a step along a direction with noise (noisy_step.cu), for step().
 void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where);
 
-// The fields that kernels read of a Direction without rows.
+// The fields of a Direction without rows that the kernels read.
 struct BufferFields {
   const float *acc, *base;
   double gain, weight;
@@ -32,7 +32,7 @@ __device__ __forceinline__ Factors factors_of(const BufferFields& along) {
   return {gain, weight, gain * weight};
 }
 
-// One element of D, computed from the elements of the update, the model, and the buffer or base.
+// Computes one element of D. `other` is the element of the buffer or of the base.
 template <DirectionKind Direct>
 __device__ __forceinline__ float direction_of(float u, float x, float other, const Factors& by, float scale) {
   if constexpr (Direct == kSingle) return by.both * u;
@@ -40,10 +40,11 @@ __device__ __forceinline__ float direction_of(float u, float x, float other, con
   if constexpr (Direct == kBlend) return blend_of(other, x, u, by.gain, by.weight);
 }
 
-// A thread's moments.
+// The moments of a thread's four elements.
 using ThreadMoments = MomentValues<Quad>;
 
-// Which moments the optimizer has. If its kind is a constant, so are these, and the compiler removes the branches.
+// Which moments the optimizer has. If the optimizer's kind is a constant, these are too, and the compiler removes the
+// branches.
 struct MomentPresence {
   bool m, v, vhat;
 };

@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kApart = 16, kFirstRing = size_t{1} << 20;
 
-// State of one device and one process. A forked child has no device. It must not touch what it inherits of its parent's
-// server, because the device's library, and locks that other threads held, may never answer.
+// State of one device and one process. A forked child has no device. The child must not touch what it inherits of its
+// parent's server, because the device's library, and locks that other threads held, may never answer.
 struct ProcessState {
   explicit ProcessState(int device_) : device(device_) {}
   bool forked() const { return store::process() != process; }
@@ -22,7 +22,7 @@ struct ProcessState {
       throw Error("CUDA: this process was forked from the one that its server belongs to: start it by spawning");
   }
   DeviceGuard guard() const { return DeviceGuard(device); }
-  // Runs `act` in a destructor, where it must not fail.
+  // Runs `act`, for destructors. Errors are ignored, because a destructor must not fail.
   template <typename Act>
   void give_up(Act act) const noexcept {
     if (forked()) return;
@@ -35,7 +35,7 @@ struct ProcessState {
   const int device, process = store::process();
 };
 
-// Pinned memory.
+// A block of pinned memory.
 struct PinnedBlock : ProcessState {
   PinnedBlock(int device, size_t size) : ProcessState(device), bytes(size) {
     const DeviceGuard here = guard();
@@ -52,7 +52,7 @@ struct PinnedBlock : ProcessState {
   size_t bytes;
 };
 
-// Events that are reused.
+// Makes events, and keeps events that are given back for reuse.
 class EventPool : public ProcessState {
  public:
   using ProcessState::ProcessState;
@@ -104,7 +104,7 @@ struct Event {
     const DeviceGuard here = pool->guard();
     const cudaError_t status = cudaEventQuery(event);
     if (status == cudaSuccess) return true;
-    (void)cudaGetLastError();  // clears the error: a pending event is none
+    (void)cudaGetLastError();  // clears the status, because a pending event is no error
     if (status != cudaErrorNotReady) check(status, "an arrival");
     return false;
   }
@@ -130,7 +130,7 @@ class StreamQueue : public Queue {
       pool_->check_process();
       if (last_) last_->wait();
       sweep();
-    } catch (const std::exception&) {  // a device that has failed reads nothing either
+    } catch (const std::exception&) {  // if the device has failed, it does not read memory either
     }
   }
 
@@ -169,7 +169,7 @@ class StreamQueue : public Queue {
     if (owner) held_.push_back(std::move(owner));
   }
 
-  // A ring: `used_` bytes have been given out so far, and those before `free_` may be reused.
+  // The memory is a ring: `used_` bytes have been given out so far. Bytes before `free_` may be reused.
   char* pinned(size_t bytes) override {
     bytes = (bytes + kApart - 1) / kApart * kApart;
     if (bytes > ring_->bytes / 2) widen(bytes);
@@ -201,7 +201,8 @@ class StreamQueue : public Queue {
     size_t used;
   };
 
-  // Pending work ends before the current arrival's work, which holds the old ring.
+  // Pending work ends before the current arrival's work. The latter holds the old ring, so pending work needs no place
+  // in the new one.
   void widen(size_t bytes) {
     const size_t room = std::max(4 * bytes, 2 * ring_->bytes);
     hold(std::exchange(ring_, std::make_shared<PinnedBlock>(pool_->device, room)));

@@ -1,10 +1,10 @@
-// Works on rows without a step: recomputes the sum over clients, and reads a row.
+// Work on rows without a step: computing the sum over clients, and reading a row.
 #include "rows.cuh"
 
 namespace fastagg::cuda {
 namespace {
 
-// The rows of all slots, one after the other.
+// The rows of all slots, in this order in memory.
 struct RowTable {
   Row first;
   int64_t row_bytes, row_scales, slots;
@@ -19,7 +19,8 @@ __device__ __forceinline__ void write(float* out, int64_t index, int64_t size, b
   store_halves(aligned && begin + kScaleBlock <= size, out, begin, size, x);
 }
 
-// One warp processes a scale block of every stride-th block. Sums are in double, slot after slot.
+// Computes the sum over clients in every stride-th block. One warp processes a scale block. Sums are in double, slot
+// after slot.
 template <typename Format>
 __global__ void __launch_bounds__(kThreads)
     recompute_kernel(RowTable rows, int64_t size, bool aligned, const float* weights, float* sum, int64_t first,
@@ -42,8 +43,8 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kTogether = 4;
 
-// Adds the rows of `Count` slots in order. Their loads do not wait for each other. Rows with weight 0 are loaded, too,
-// but not added.
+// Adds the rows of `Count` slots in order. The rows' loads do not wait for each other. Rows with weight 0 are loaded,
+// too, but not added.
 template <typename Format, int Count>
 __device__ __forceinline__ void add_slots(const RowTable& rows, int64_t slot, int64_t index, const float* weights,
                                           int64_t shift, float weight, double (&total)[2][kFour]) {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void add_slots(const RowTable& rows, int64_t slot, in
   }
 }
 
-// One warp processes a scale block of a job.
+// Adds the rows of jobs to their shadows. One warp processes a scale block of a job.
 template <typename Format>
 __global__ void __launch_bounds__(kThreads)
     add_kernel(RowTable rows, int64_t size, const RowJob* jobs, int64_t count, const float* weights, float weight) {
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// One block of threads processes a job.
+// Rounds the shadows of jobs to the sum. One block of threads processes a job.
 __global__ void __launch_bounds__(kThreads) settle_kernel(const RowJob* jobs, int64_t count, float* sum, int64_t size) {
   for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
     const RowJob job = jobs[index];

@@ -1,5 +1,5 @@
-// One scale block (256 elements) of a stored row (csrc/math/rows.h), processed by one warp as in vector.cuh. A thread
-// has pairs 4t..4t+3. It makes Philox calls 4t..4t+3 of the block of 1,024 itself.
+// A scale block (256 elements) of a stored row (csrc/math/rows.h), processed by one warp as in vector.cuh. Thread t has
+// pairs 4t..4t+3, and makes Philox calls 4t..4t+3 of the block of 1,024 itself.
 #pragma once
 
 #include <type_traits>
@@ -13,7 +13,7 @@ namespace fastagg::cuda {
 struct Dice {
   Philox call[kFour];
 
-  // The 16 random bits of an element of scale block j.
+  // Returns the 16 random bits for element e of half h of scale block j.
   __device__ __forceinline__ uint32_t of(int j, int h, int e) const {
     const Philox& p = call[e];
     const uint32_t word = j == 0 ? p.a : j == 1 ? p.b : j == 2 ? p.c : p.d;
@@ -28,7 +28,7 @@ __device__ __forceinline__ Dice roll(const RandomKey& key, int64_t block) {
   return dice;
 }
 
-// The largest magnitude. NaN counts as larger than any number, because its bits are.
+// Returns the largest magnitude. NaN counts as larger than any number, because its bits are larger.
 __device__ __forceinline__ float absmax(const Halves& x) {
   unsigned largest = 0;
   each([&](int h, int e) {
@@ -87,14 +87,14 @@ __device__ __forceinline__ Halves decode(const Row& row, int64_t index) {
   return out;
 }
 
-// Stores x as scale block `index`, which has number j in its block of 1,024. Returns the values as stored.
+// Stores x as scale block `index`, which is number j in its block of 1,024. Returns the values as stored.
 template <typename Format>
 __device__ __forceinline__ Halves encode(const Row& row, int64_t index, const Halves& x, const Dice& dice, int j) {
   float scale = 1.0f, inverse = 1.0f;
   if constexpr (Format::kLevels > 0) {
     scale = scale_of(absmax(x), static_cast<float>(Format::kLevels));
     inverse = 1.0f / scale;
-    // all lanes that read the old scale have passed a barrier
+    // All lanes that read the old scale have passed a barrier.
     if (lane() == 0) row.scales[index] = scale;
   }
   Codes<Format> codes;

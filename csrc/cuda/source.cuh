@@ -1,5 +1,6 @@
 // An arriving update on the device: pieces of the flat vector in their own types, read in place. Each kernel is
-// compiled for two readers. Most updates are one aligned fp32 vector, and are passed as an address only.
+// compiled for two readers. Most updates are one aligned fp32 vector. For these the kernel gets only an address and a
+// size.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace fastagg::cuda {
 
-// Passed to kernels by value.
+// The argument of kernels for an update that is one aligned fp32 vector.
 struct WholeVector {
   const float* data;
   int64_t size;
@@ -19,14 +20,14 @@ struct Source {
   int64_t size;
   int count;
   const void* data[kMostPieces];
-  int64_t end[kMostPieces];  // the piece's end in the flat vector, times 4, plus its dtype
+  int64_t end[kMostPieces];  // where the piece ends in the flat vector, times 4, plus the piece's dtype
 
   __device__ __forceinline__ int64_t end_of(int piece) const { return end[piece] >> 2; }
   __device__ __forceinline__ int64_t begin_of(int piece) const { return piece == 0 ? 0 : end_of(piece - 1); }
   __device__ __forceinline__ int dtype_of(int piece) const { return static_cast<int>(end[piece] & 3); }
 };
 
-// An encoded update is read as its decoded numbers.
+// Returns a piece whose numbers can be read. An encoded update has decoded numbers in its DeviceWire.
 inline Piece as_numbers(Piece piece) {
   if (piece.dtype != kDeviceEncoded) return piece;
   return {static_cast<const DeviceWire*>(piece.data)->numbers, piece.begin, piece.size, kFloat32};
@@ -54,7 +55,7 @@ class FlatReader {
   using SourceData = WholeVector;
   __device__ __forceinline__ FlatReader(const SourceData& source, int64_t) : data_(source.data) {}
 
-  // Returns elements at..at+3. Unless `Whole`, only `left` of them exist. The others are 0.
+  // Returns elements at..at+3. Unless `Whole`, elements after the first `left` are 0.
   template <bool Whole>
   __device__ __forceinline__ Quad read(int64_t at, int64_t left) {
     return load<Whole>(data_ + at, left);

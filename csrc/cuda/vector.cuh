@@ -1,8 +1,8 @@
-// Four neighbouring elements of a vector, which a thread processes at a time. With `Whole` they are one 16-byte access.
-// At the vector's end, and at unaligned addresses, access is element by element.
+// Four neighbouring elements of a vector, which a thread processes at a time. With `Whole`, an access to the four is
+// one 16-byte access. At the vector's end, and at unaligned addresses, elements are accessed one by one.
 //
-// All kernels except the norms' (norms.cuh) distribute a vector in the same way. A warp has blocks of 1,024 elements in
-// rows of 128. Its thread t has elements 4t..4t+3 of every row.
+// All kernels except those in norms.cuh distribute a vector in the same way. A warp has blocks of 1,024 elements in
+// rows of 128. The warp's thread t has elements 4t..4t+3 of every row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 
 namespace fastagg::cuda {
 
-// Calls launch(T{}) on the host with the type at `place` of a list.
+// Calls launch(T{}) on the host with the type T at `place` of a list.
 template <typename Launch, typename... Each>
 void launch_of(int place, List<Each...>, Launch launch) {
   int at = 0;
@@ -28,7 +28,7 @@ struct Quad {
   float v[kFour];
 };
 
-// Loads four elements from `in`. Only `left` of them exist. The others are 0.
+// Loads four elements from `in`. Elements after the first `left` are 0, unless `Whole`.
 template <bool Whole>
 __device__ __forceinline__ Quad load(const float* in, int64_t left) {
   if constexpr (Whole) {
@@ -60,13 +60,13 @@ __device__ __forceinline__ void store(bool whole, float* out, int64_t left, cons
 
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 
-// This warp's number among all warps of the launch, and the number of warps.
+// warp_of_grid() is this warp's number among all warps of the launch. warps_of_grid() is the number of these warps.
 __device__ __forceinline__ int64_t warp_of_grid() {
   return static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
 }
 __device__ __forceinline__ int64_t warps_of_grid() { return static_cast<int64_t>(gridDim.x) * kWarps; }
 
-// The largest value in the warp, for all its threads.
+// Returns the largest value in the warp to all its threads.
 __device__ __forceinline__ unsigned warp_max(unsigned value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   for (int half = kWarp / 2; half > 0; half /= 2) value = max(value, __shfl_xor_sync(kAll, value, half));

@@ -1,6 +1,6 @@
 // ChaCha20 (Bernstein 2008; RFC 8439's block function, but the caller chooses counter and nonce as 128 bits). Without
-// the key its words cannot be told from random ones. Noise for privacy needs this. Rounding does not, and uses Philox
-// (philox.h).
+// the key, the output cannot be told from random words. Noise for privacy needs this property. Rounding does not need
+// it, and uses Philox (philox.h).
 #pragma once
 
 #include "portable.h"
@@ -11,7 +11,7 @@ struct ChaChaKey {
   uint32_t words[8];
 };
 
-// The operations on a single element. cpu/noise.inl has those on vectors.
+// The operations on a single element. cpu/noise.inl has the operations on vectors.
 struct ChaChaScalar : Scalar {
   template <int Left>
   FASTAGG_FN U turned(U a) {
@@ -48,14 +48,14 @@ FASTAGG_FN void chacha20(const ChaChaKey& key, const U (&place)[4], U (&words)[1
   for (int i = 0; i < 16; ++i) words[i] += start[i];
 }
 
-// The words at a place of a key's stream. No place may be used for two purposes.
+// Computes the words at one place of a key's stream. No place may be used for two purposes.
 inline void chacha_words(const ChaChaKey& key, uint64_t counter, uint64_t nonce, uint32_t (&words)[16]) {
   const uint32_t place[4] = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
                              static_cast<uint32_t>(nonce), static_cast<uint32_t>(nonce >> 32)};
   chacha20<ChaChaScalar>(key, place, words);
 }
 
-// Derives a key that reveals nothing about the first one.
+// Derives a key that reveals nothing about `key`.
 inline ChaChaKey derived(const ChaChaKey& key, uint64_t counter, uint64_t nonce) {
   uint32_t words[16];
   chacha_words(key, counter, nonce, words);

@@ -1,4 +1,5 @@
-// Combines the rows of several updates into one number for each element, even if a few rows are arbitrary.
+// Combines the rows of several updates into one number for each element. A few arbitrary rows cannot move a trimmed
+// mean or a mean around the median far.
 //
 //   mean      0 + w_1*row_1 + w_2*row_2 + ..., added in this order
 //   trimmed   the mean of w_k*row_k without the `cut` smallest and the `cut` largest (Yin et al. 2018, Definition 2);
@@ -6,8 +7,8 @@
 //   around    the mean of the count - cut values of w_k*row_k that are nearest to their median, where of two equally
 //             near ones the smaller counts (mean around the median, Xie et al. 2018)
 //
-// All but the first sort the values of an element. A network compares the same places whatever the values are, so a
-// vector of elements is sorted at once.
+// `trimmed` and `around` sort the values of an element. A network compares the same places whatever the values are, so
+// a vector of elements is sorted at once.
 #pragma once
 
 #include "list.h"
@@ -26,12 +27,12 @@ struct MeanAroundMedian {
 };
 using CombineKinds = List<Mean, TrimmedMean, MeanAroundMedian>;
 constexpr int64_t kMostCombined = 1024;  // rows
-// Sums over pairs of rows: element i's product goes to lane i % 8. Lanes fold four by four after a block of 1,024
-// elements. Blocks are added in order to their group (reduce.h).
+// Sums over pairs of rows have 8 lanes. Element i's product goes to lane i % 8. After a block of 1,024 elements the
+// lanes are folded four by four. Blocks are added in order to their group (reduce.h).
 constexpr int64_t kSumLanes = 8;
 
-// How elements are combined: the place in CombineKinds, and the number of values cut (TrimmedMean: at each end;
-// MeanAroundMedian: in all).
+// How elements are combined. `kind`: the place in CombineKinds. `cut`: the number of values cut, for TrimmedMean at
+// each end, for MeanAroundMedian in all.
 struct CombineSetting {
   int kind = place_in<Mean>(CombineKinds{});
   int64_t cut = 0;
@@ -47,7 +48,7 @@ FASTAGG_FN constexpr void sorting_network(int64_t count, Visit&& visit) {
           if (i / (2 * sorted) == (i + apart) / (2 * sorted)) visit(i, i + apart);
 }
 
-// -0 and +0 are equal, and the network decides which comes first. So results are summed from +0, which fixes the sign.
+// -0 and +0 are equal, and the network decides which of them comes first. So sums start from +0, which fixes the sign.
 template <typename L, typename F>
 FASTAGG_FN void exchange(F& first, F& second) {
   const F smaller = L::smaller(first, second);
@@ -55,7 +56,7 @@ FASTAGG_FN void exchange(F& first, F& second) {
   first = smaller;
 }
 
-// The network of a constant number of values.
+// The sorting network for a constant number of values.
 template <int N>
 struct Network {
   uint8_t low[N * 8] = {}, high[N * 8] = {};
@@ -70,7 +71,7 @@ struct Network {
 template <int N>
 constexpr Network<N> kNetwork{};
 
-// A recursion and not a loop, so that places are constants and values stay in registers.
+// Sorts N values. It is a recursion and not a loop, so that places are constants and values stay in registers.
 template <int N, typename L, int At = 0, typename F>
 FASTAGG_FN void sort(F* values) {
   if constexpr (At < kNetwork<N>.size) {
@@ -80,7 +81,7 @@ FASTAGG_FN void sort(F* values) {
   }
 }
 
-// The trimmed mean of sorted values, where at(k) is the k-th.
+// Returns the trimmed mean of sorted values. at(k) is the k-th value.
 template <typename F, typename At>
 FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {
   F sum{};
@@ -88,9 +89,9 @@ FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {
   return sum / static_cast<float>(count - 2 * cut);
 }
 
-// The mean around the median. The values that count are a window of neighbours. It starts at the smallest value, and
-// moves up while the entering value is nearer to the median than the leaving one. chosen(condition, yes, no) selects by
-// element.
+// Returns the mean around the median of sorted values. The values that count are a window of neighbours. The window
+// starts at the smallest value, and moves up while the entering value is nearer to the median than the leaving value.
+// chosen(condition, yes, no) selects by element.
 template <typename F, typename At, typename Chosen>
 FASTAGG_FN F mean_around(int64_t count, int64_t cut, At at, Chosen chosen) {
   const int64_t kept = count - cut;

@@ -34,19 +34,19 @@ FASTAGG_FN F blend_of(F base, F x, F u, float gain, float weight) {
   return weight * ((base - x) + gain * u);
 }
 
-// Updates a sum over clients, which happens millions of times: sum += entering*new - leaving*old. The difference is
-// exact for the stored rows. Only the addition rounds, in the sum's last place. Without a remedy, changes of less than
-// half an ulp would be lost each time. With many clients that all move slowly, the sum would stand still until the rows
-// are added up again. So a fraction of an ulp is added (sum_dither). It is the same for all elements and differs
-// between arrivals. It averages to zero, and lets small changes add up. A sum of zero stays zero.
+// Updates a sum over clients: sum += entering*new - leaving*old. This happens millions of times. The difference is
+// exact for the stored rows. Only the addition rounds, in the sum's last place. Without a remedy, every change of less
+// than half an ulp would be lost. With many clients that all move slowly, the sum would stand still until the rows are
+// added up again. So a fraction of an ulp is added (sum_dither). The fraction is the same for all elements, differs
+// between arrivals, and averages to zero. Small changes then add up. A sum of zero stays zero.
 template <typename L, typename F>
 FASTAGG_FN F exchanged(F sum, F entering, float entering_weight, F leaving, float leaving_weight, float dither) {
   const F power = L::from_bits(L::bits(sum) & 0x7f800000u);
   return sum + ((entering_weight * entering - leaving_weight * leaving) + power * dither);
 }
 
-// The fraction of an ulp for one arrival, in -1/2..1/2, divided by 2^23. It is a multiple of the golden ratio minus a
-// whole number. These values fill the range evenly even if there are few of them.
+// Returns the fraction of an ulp for one arrival, in -1/2..1/2, divided by 2^23. The fraction is a multiple of the
+// golden ratio minus a whole number. Such fractions fill the range evenly even if there are few of them.
 FASTAGG_FN float sum_dither(uint64_t arrival) {
   const int32_t odd = static_cast<int32_t>((arrival * 0x9E3779B97F4A7C15ull) >> 40) * 2 + 1 - (1 << 24);
   return static_cast<float>(odd) * (1.0f / (1 << 25)) * (1.0f / (1 << 23));

@@ -7,7 +7,8 @@
 // With t = z - max z and S = sum exp t:  KL = -H - sum p*t + log S;  -log softmax(z)[label] = log S - t[label].
 // Nothing overflows, and no logarithm is taken per element.
 //
-// Bytes per element: targets y r, p w = 8; loss and gradient z r, p r, gradient w = 12 (a row stays in the cache).
+// Bytes per element: targets 8 (y read, p written); loss and gradient 12 (z and p read, the gradient written), because
+// a row stays in the cache.
 #pragma once
 
 #include "exponential.h"
@@ -17,7 +18,7 @@ namespace fastagg {
 
 constexpr int64_t kIgnored = -100;  // the label of a row that is left out, as in torch
 
-// A teacher's probability of zero makes the product zero, even if the student's logarithm is infinite.
+// Returns p*t, where a probability of zero gives zero even if t is infinite.
 template <typename T>
 FASTAGG_FN T weighed(T p, T t) {
   return p > T(0) ? p * t : T(0);

@@ -1,4 +1,4 @@
-// exp for arguments <= 0 and log for arguments >= 1, which a softmax needs. They use only IEEE additions,
+// A softmax's functions: exp for arguments <= 0 and log for arguments >= 1. They use only IEEE additions,
 // multiplications and divisions, because the last bits of a library's functions differ between machines.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace fastagg {
 
-// 2^n. n is unsigned, so that a NaN's n is some number and does not overflow.
+// Returns 2^n. `n` is unsigned: for a NaN it is an arbitrary number, and unsigned arithmetic may overflow.
 FASTAGG_FN float two_to(uint32_t n) {  // -126 <= n <= 127
   const uint32_t bits = (n + 127u) << 23;
   float out;
@@ -27,7 +27,7 @@ FASTAGG_FN double two_to(uint64_t n) {  // -1022 <= n <= 1023
 FASTAGG_FN float exp_negative(float x) {
   const float clamped = x < -87.0f ? -87.0f : x;
   // x = n*log(2) + r with |r| <= log(2)/2. Adding the magic number rounds to a whole n and leaves n in the low bits.
-  // log(2) is split in two parts. The first part has so few bits that n times it is exact.
+  // log(2) is split in two parts. The first part has so few bits that the product of n and this part is exact.
   const float shifted = clamped * 1.44269504088896341f + 12582912.0f;
   const float n = shifted - 12582912.0f;
   uint32_t bits;
@@ -68,7 +68,7 @@ FASTAGG_FN double exp_negative(double x) {
   return x < -708.0 ? 0.0 : value;
 }
 
-// log(x) for x >= 1, within 2 ulp: x = 2^k*f with f near 1, and log f = 2*artanh((f-1)/(f+1)). NaN and infinity are
+// log(x) for x >= 1, within 2 ulp. x = 2^k*f with f near 1, and log f = 2*artanh((f-1)/(f+1)). NaN and infinity are
 // returned unchanged.
 FASTAGG_FN double log_positive(double x) {
   if (!(x < 1.7976931348623157e308)) return x;

@@ -1,6 +1,6 @@
 // Converts fp16 and bf16 to fp32, exactly, in integer arithmetic.
 //
-// Most targets have hardware conversions, but under different names and not in the baseline instruction set. These few
+// Most targets have instructions for this, but under different names and not in the baseline instruction set. These few
 // integer operations vectorise everywhere and give the same bits everywhere. NaN stays NaN.
 #pragma once
 

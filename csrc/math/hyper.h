@@ -1,5 +1,5 @@
-// The numbers of an optimizer's step. They have a header of their own, so that a change of the arithmetic
-// (optimizers.h) does not recompile files that only pass them on.
+// The numbers of an optimizer's step. They have a header of their own. So a change of the arithmetic (optimizers.h)
+// does not recompile files that only pass the numbers on.
 #pragma once
 
 namespace fastagg {
@@ -14,11 +14,11 @@ struct Hyper {
   float root_scale;
   float eps_root = 0.0f;           // the term under the root
   float drag = 0.0f, keep = 1.0f;  // weight decay: the step is along D - drag*x, from keep*x
-  float part = 1.0f;               // of a delayed momentum: 1/N for a period of N steps,
-  bool ends = true;                // and whether the period ends with this step
+  float part = 1.0f;               // the weight of an update in a delayed momentum: 1/N for a period of N steps
+  bool ends = true;                // whether a delayed momentum's period ends with this step
 };
 
-// The settings that bound an optimizer's step.
+// The settings by which an optimizer's step is bounded.
 struct Decay {
   double beta1, beta2, eps;
   double part = 1.0;

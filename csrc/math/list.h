@@ -1,4 +1,4 @@
-// A list of types. All dispatch tables and all names for Python are made from it, so their order is written only once.
+// A list of types. All dispatch tables and all names for Python are made from such lists, so an order is written once.
 #pragma once
 
 #include "portable.h"
@@ -10,7 +10,7 @@ struct List {
   static constexpr int kCount = sizeof...(Each);
 };
 
-// The place of a type in its list.
+// Returns the place of a type in its list.
 template <typename Wanted, typename First, typename... Rest>
 constexpr int place_in(List<First, Rest...>) {
   if constexpr (__is_same(Wanted, First))

@@ -1,10 +1,11 @@
-// Gaussian noise from ChaCha20's words, with IEEE operations alone: the same bits everywhere.
+// Gaussian noise from ChaCha20's words. Only IEEE operations are used, so the bits are the same everywhere.
 //
-// Box and Muller: from u in (0, 1] and an angle, sqrt(-2*log(u)) times the cosine and the sine of the angle. u has 41
-// bits, so no number is beyond kLargestNormal; the angle has 24. log, sine and cosine are Cephes' polynomials in fp32.
+// The method is Box and Muller's: sqrt(-2*log(u)), with u in (0, 1], times the cosine and the sine of an angle. u has
+// 41 bits, so no number is beyond kLargestNormal. The angle has 24 bits. log, sine and cosine are Cephes' polynomials
+// in fp32.
 //
 // A block of 1,024 elements uses 64 calls with counters 64*block + j. Words w and w + 8 of call j make the numbers of
-// elements 64*w + j and 64*(w + 8) + j, so that neighbours use neighbouring calls, which suits vector units.
+// elements 64*w + j and 64*(w + 8) + j. So neighbours use neighbouring calls, which suits vector units.
 #pragma once
 
 #include "chacha.h"
@@ -36,7 +37,7 @@ template <typename L, typename U, typename F>
 FASTAGG_FN void normal_pair(U a, U b, F& first, F& second) {
   const F high = L::number(L::whole(a >> 8)), low = L::number(L::whole(((a & 0xffu) << 9) | ((b & 0xffu) << 1) | 1u));
   const F radius = L::root(log_of<L>(high * 0x1p-24f + low * 0x1p-41f) * -2.0f);
-  // an angle within -pi/4..pi/4; the upper two bits are the quadrant
+  // x is an angle within -pi/4..pi/4. The upper two bits of b are the quadrant.
   const F x = L::number(L::whole(((b >> 7) & 0x7ffffeu) | 1u) - 0x400000) * (0.78539816339744831f * 0x1p-22f);
   const F z = x * x;
   F sine = L::multiply_add(z, F{} - 1.9515295891e-4f, F{} + 8.3321608736e-3f);
@@ -54,8 +55,8 @@ FASTAGG_FN F with_noise(F d, float scale, F normal) {
   return d + scale * normal;
 }
 
-// Correlated noise (plan.h): fresh noise loses its part that is shared with past noise. Past noise fades, and fresh
-// noise is added to it.
+// Correlated noise (plan.h): the part that fresh noise shares with past noise is subtracted. Past noise fades, and the
+// fresh noise is added to it.
 FASTAGG_FN float without_past(float fresh, float omega, float past) { return fresh - omega * past; }
 FASTAGG_FN float next_past(float past, float theta, float fresh) { return theta * past + fresh; }
 

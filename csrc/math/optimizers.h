@@ -1,4 +1,4 @@
-// Server optimizers, one element at a time. Each is a struct with its moments, their update, and the update of x.
+// Server optimizers, one element at a time. Each is a struct with the update of its moments and the update of x.
 //
 //   m    <- b1*m + (1-b1)*D
 //   v    <- b2*v + (1-b2)*D*D
@@ -17,7 +17,7 @@
 // `root_scale` is 1, or 1/sqrt(1-b2^r) with Adam's bias correction (lr then includes 1/(1-b1^r), and eps_root 1-b2^r).
 // Multiplying by exactly 1, or adding 0 to a moment, changes no bit, so one formula works for both.
 //
-// With weight decay, every optimizer is given D - drag*x and keep*x in place of D and x.
+// With weight decay, every optimizer is given D - drag*x in place of D, and keep*x in place of x.
 //
 // To add an optimizer, write a struct and add it to the list here. Add its class to fastagg/rules/optimizers.py and its
 // formula to tests/support/reference/step.py. CPU, CUDA, Python and the tests take the names from the list.
@@ -32,9 +32,9 @@
 
 namespace fastagg {
 
-// The largest possible value of m/sqrt(v), doubled as a margin for rounding. v is at least c*b2^k times the square of
+// Returns the largest possible m/sqrt(v), doubled as a margin for rounding. v is at least c*b2^k times the square of
 // the direction k steps ago, and that direction has the weight (1-b1)*b1^k in m. Squares of directions may vanish in
-// fp32, so that v stays zero although m does not. kVanishing / eps bounds that case.
+// fp32, so that v stays zero although m does not. kVanishing / eps bounds m/sqrt(v) then.
 constexpr double kVanishing = 1e-22;
 inline double largest_ratio(const Decay& s, double c) {
   const double left = 1.0 - s.beta1 / std::sqrt(s.beta2);
@@ -60,17 +60,17 @@ FASTAGG_FN void decay(float& d, float& x, const Hyper& h) {
   x = h.keep * x;
 }
 
-// The moments of one element or vector. Those that the optimizer lacks are never read.
+// The moments of one element or vector. Moments that the optimizer lacks are never read.
 template <typename F>
 struct MomentValues {
   F m, v, vhat;
 };
 
-// `advance` updates the moments. decay1 and decay2 multiply the old m and v: they are the betas, times the unit if a
-// moment is stored in units. kScalesV: v is also used without a decay, so its unit must be multiplied in first. `moved`
-// computes the new x from the moments before and after. L: the operations on lanes (portable.h). `reach` raises the
-// bounds of the moments to those after a step along a direction whose elements are at most d. It returns a bound of the
-// factor of lr. kAlong: that factor is the direction itself. kPlain: there are no 8-bit moments.
+// `advance` updates the moments. decay1 and decay2 multiply the old m and v. They are the betas, times the unit if the
+// moments are stored in units. kScalesV: v is also used without decay2, so v must be multiplied by its unit before.
+// `moved` computes the new x from the moments before and after. L: the operations on lanes (portable.h). `reach` raises
+// the bounds of the moments to those after a step along a direction whose elements are at most d. It returns a bound of
+// the factor of lr. kAlong: that factor is the direction itself. kPlain: there are no 8-bit moments.
 struct Sgd {
   static constexpr const char* kName = "sgd";
   static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false, kAlong = true, kPlain = true;

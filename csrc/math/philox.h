@@ -1,6 +1,7 @@
 // Philox4x32-7, the counter-based generator of Salmon et al. (SC 2011). Random bits are a function of a key and a
 // counter, so they do not depend on threads, launch geometry or instruction set. Seven rounds pass every test of
-// BigCrush (the paper's Table 2; its default is ten, for caution). They cost 30% less, which matters in int8 caches.
+// BigCrush (the paper's Table 2). The paper's default is ten, for caution. Seven cost 30% less, which matters in int8
+// caches.
 #pragma once
 
 #include "portable.h"
@@ -26,7 +27,7 @@ FASTAGG_FN Philox philox(Philox counter, uint32_t key0, uint32_t key1) {
   return counter;
 }
 
-// The key of one stored row's rounding.
+// The key for rounding one stored row.
 struct RandomKey {
   uint64_t seed;
   uint64_t step;    // the arrival's number
@@ -34,8 +35,8 @@ struct RandomKey {
 };
 
 // 128 calls serve a block of 1,024 elements. Call j gives 16 bits each to elements j, j+128, ..., j+896, in the order
-// a.low, a.high, b.low, ... Neighbouring elements use neighbouring calls, which suits vector units. A GPU thread with
-// elements 4t..4t+3 of every 128 needs exactly calls 4t..4t+3.
+// a.low, a.high, b.low, ... Neighbouring elements use neighbouring calls, which suits vector units. A GPU thread that
+// has elements 4t..4t+3 of every 128 needs exactly calls 4t..4t+3.
 constexpr int64_t kCalls = 128;
 
 FASTAGG_FN Philox random_call(const RandomKey& key, int64_t block, uint32_t call) {

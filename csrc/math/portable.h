@@ -1,8 +1,8 @@
-// Tools for element functions, which are written once and used by every CPU instruction set and by CUDA.
+// Tools for element functions. These are written once and used by every CPU instruction set and by CUDA.
 //
-// On the host they must have internal linkage and must be inlined, because the same header is compiled several times
-// with different instruction-set flags. With a shared inline symbol the linker could keep the AVX-512 copy for all
-// code, which ends in SIGILL on older machines.
+// On the host, element functions must have internal linkage and must be inlined, because the same header is compiled
+// several times with different instruction-set flags. With a shared inline symbol the linker could keep the AVX-512
+// copy for all code. Older machines would then end with SIGILL.
 #pragma once
 
 #include <math.h>
@@ -15,8 +15,8 @@
 #define FASTAGG_FN static inline __attribute__((always_inline))
 #endif
 
-// The loop's iterations do not depend on each other: an output may be the same array as an input, but never a shifted
-// one.
+// Promises that the loop's iterations do not depend on each other. An output may be the same array as an input, but
+// never a shifted one.
 #if defined(__clang__)
 #define FASTAGG_NO_CARRY _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -44,8 +44,8 @@ FASTAGG_FN uint32_t bits_of(float value) {
   return bits;
 }
 
-// a*b + c with one rounding, for processors without such an instruction. The sum in double is rounded to odd, so that
-// the rounding to float sees the lost bits (Boldo and Melquiond 2008).
+// Computes a*b + c with one rounding, for processors without such an instruction. The sum in double is rounded to odd,
+// so that the rounding to float takes the lost bits into account (Boldo and Melquiond 2008).
 FASTAGG_FN float fused_multiply_add(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
@@ -62,8 +62,8 @@ FASTAGG_FN float fused_multiply_add(float a, float b, float c) {
 #endif
 }
 
-// The operations of element functions come from a type of lanes. This one, a single element, is the specification, and
-// CUDA's threads run it. cpu/simd.h has vectors.
+// The operations of element functions come from a type of lanes. Scalar has them for a single element. It defines the
+// results, and CUDA's threads use it. cpu/simd.h has the operations for vectors.
 struct Scalar {
   typedef float F;
   typedef uint32_t U;

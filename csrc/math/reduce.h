@@ -1,10 +1,10 @@
-// The fixed order of additions in every reduction. It gives a norm the same bits with every thread count, instruction
-// set and device.
+// The fixed order of additions in every reduction. With this order a norm has the same bits for every thread count,
+// instruction set and device.
 //
-//   strand  2,048 elements: 32 lanes (element index mod 32), each summing its 64 elements in order, in double; lanes
-//           fold four by four, then the 8 quads fold in halves (4, 2, 1).
+//   strand  2,048 elements. Lane k of 32 sums elements k, k+32, ... in order, in double. Lanes fold four by four, then
+//           the 8 quads fold in halves (4, 2, 1).
 //   group   32 strands, added in order.
-//   total   256 slots, slot j adding groups j, j+256, ... in order; slots fold in halves.
+//   total   256 slots. Slot j adds groups j, j+256, ... in order. Slots fold in halves.
 //
 // A CPU core keeps the lanes in its registers and reads a strand from start to end. On a GPU eight threads process a
 // strand, with four neighbouring lanes each, and 256 threads process a group. Missing elements count as +0, which
@@ -23,7 +23,7 @@ constexpr int64_t kGroupStrands = 32;
 constexpr int64_t kGroup = kStrand * kGroupStrands;
 constexpr int64_t kSlots = 256;
 
-// The total of the groups' sums, in an order that does not depend on who computed them. of(g) is the sum of group g.
+// Returns the total of the groups' sums, in an order that does not depend on threads. of(g) is the sum of group g.
 template <typename Of>
 double total_of_groups(size_t groups, Of of) {
   double slots[kSlots] = {};

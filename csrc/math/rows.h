@@ -1,19 +1,19 @@
-// The formats of a client's row, with a struct for each.
+// The formats of a client's row. Each format is a struct.
 //
 //   fp32   the number itself
 //   bf16   the lower 16 bits are cut off; if they and the random bits overflow, 1 is added to the rest
 //   int8   scale = max(absmax/127, FLT_MIN) for every 256 elements, q = round(x/scale + r - 1/2), in -127..127
 //   int4   the same with 7; byte i of a scale block holds element i (low nibble) and element i+128 (high)
 //
-// Rounding is stochastic and unbiased, E[deq(q)] = x: up with probability equal to the fraction, from 16 random bits.
-// Integer multiples of the scale, including zero, are stored exactly. For other values |deq(q) - x| < scale, even if
-// one element of the block is huge. The scale's lower limit keeps 1/scale finite. Blocks of denormals round to 0 or
+// Rounding is stochastic and unbiased, E[deq(q)] = x. It rounds up with probability equal to the fraction, by 16 random
+// bits. Integer multiples of the scale, including zero, are stored exactly. For other values |deq(q) - x| < scale, even
+// if one element of the block is huge. The scale's lower limit keeps 1/scale finite. Blocks of denormals round to 0 or
 // FLT_MIN.
 //
-// Elements i and i+128 of a scale block (256) are processed as a pair. They share a random word, and in int4 a byte. A
-// format has `kPlanes` codes for a pair, `plane` codes apart.
+// Elements i and i+128 of a scale block (256 elements) are processed as a pair. The two share a random word, and in
+// int4 a byte. A format has `kPlanes` codes for a pair. These are `plane` codes apart.
 //
-// To add a format, write a struct and add it to the list here, and its float64 version to tests/support/reference.
+// To add a format, write a struct and add it to the list here. Add its float64 version to tests/support/reference.
 #pragma once
 
 #include "half.h"
@@ -29,13 +29,13 @@ FASTAGG_FN float scale_of(float absmax, float levels) {
   return scale > 1.17549435e-38f ? scale : 1.17549435e-38f;
 }
 
-// Uniform in (-1/2, 1/2) without the ends, so that a whole number stays the same when it is added and rounded off. The
-// value is (random + 1/2) / 2^16 - 1/2. The random bits become the mantissa of a number from 1 to 2.
+// Uniform in (-1/2, 1/2) without the ends, so that a whole number plus this value rounds to the whole number itself.
+// The value is (random + 1/2) / 2^16 - 1/2. The random bits become the mantissa of a number from 1 to 2.
 FASTAGG_FN float dither(uint32_t random) { return float_from_bits(0x3f800000u | random << 7) - 1.49999237060546875f; }
 
-// An integer below 2^21 in magnitude, as the bits of the float 1.5*2^23 + number. That addition rounds to nearest, for
-// which the baseline instruction set has no conversion. The low byte is the number's own, and the bits have the order
-// of the numbers.
+// An integer below 2^21 in magnitude, as the bits of the float 1.5*2^23 + number. The addition that makes this float
+// rounds to nearest. The baseline instruction set has no such conversion. The low byte is that of the number, and the
+// bits have the order of the numbers.
 typedef int32_t Whole;
 
 constexpr float kWhole = 12582912.0f;
@@ -43,8 +43,8 @@ constexpr Whole kWholeZero = 0x4b400000;
 
 FASTAGG_FN int32_t number_of(Whole whole) { return whole - kWholeZero; }
 
-// The limits compare integers, because for floats a compiler must treat NaN separately, which is slower. They are
-// needed because absmax/scale may exceed the levels by an ulp.
+// The limits are needed because absmax/scale may exceed the levels by an ulp. They compare integers, because for floats
+// a compiler must treat NaN separately, which is slower.
 FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels) {
   const Whole whole = static_cast<Whole>(bits_of(scaled + dither(random) + kWhole));
   const Whole limited = whole < kWholeZero + levels ? whole : kWholeZero + levels;
@@ -53,11 +53,11 @@ FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels)
 
 // Every format defines:
 //   kLevels  the largest code; 0: there is no scale, and `put` takes the value itself
-//   put      rounds a value divided by its scale, with 16 random bits
-//   kept     the value of a result of `put`
-//   join     stores the two results of a pair; split reads them back as numbers, and value decodes these
+//   put      rounds a value that was divided by its scale, with 16 random bits
+//   kept     returns the value of a result of `put`
+//   join     stores the two results of a pair; split reads them back as numbers, and value decodes one of these
 
-// One code for each element: the lowest bits of `put`'s result.
+// Stores one code for each element: the lowest bits of `put`'s result.
 template <typename Bits>
 struct TwoPlanes {
   typedef Bits Code;
@@ -87,7 +87,7 @@ struct BFloat16 : TwoPlanes<uint16_t> {
   static constexpr bool kRandom = true;
   FASTAGG_FN int32_t put(float value, uint32_t random) {
     const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
-    const uint32_t largest = 0x7f7fffffu;  // the largest finite number must not carry into infinity
+    const uint32_t largest = 0x7f7fffffu;  // a finite number must not carry into infinity
     const uint32_t carried = magnitude + random;
     return static_cast<int32_t>(((bits & 0x80000000u) | (carried < largest ? carried : largest)) >> 16);
   }
@@ -95,7 +95,7 @@ struct BFloat16 : TwoPlanes<uint16_t> {
   FASTAGG_FN float value(int32_t number, float scale) { return kept(number, scale); }
 };
 
-// Integers in -kLevels..kLevels, times a scale.
+// Codes that are integers in -kLevels..kLevels, times a scale.
 template <int32_t Levels>
 struct ScaledCodes {
   static constexpr int32_t kLevels = Levels;
@@ -134,7 +134,7 @@ struct Facts {
   bool scaled, random;
 };
 
-// The facts of the format with this number.
+// Returns the facts of the format at this place in RowFormats.
 FASTAGG_FN Facts format_facts(int format) {
   Facts facts{};
   visit_at(format, RowFormats{}, [&](auto kind) {

@@ -1,16 +1,17 @@
-// The formats of encoded updates. Each is a struct that defines an update's arrays and how an element is decoded.
-// Bytes: docs/encoding.md. The header's checks, the kernels for CPU and CUDA, Python and the tests read the lists here.
+// The formats of encoded updates. Each is a struct that defines an update's arrays and how an element is decoded. The
+// bytes are described in docs/encoding.md. The header's checks, the kernels for CPU and CUDA, Python and the tests read
+// the lists here.
 //
 //   int8, int4  the codes and scales of a client's row (rows.h), rounded without bias
 //   tensor      int8 with one scale for each of the model's arrays: absmax/127, rounded to the nearest
-//   sign        a bit for each element, 1 is negative, and for every 256 a scale: their mean magnitude
+//   sign        a bit for each element, 1 if negative, and for every 256 elements a scale: their mean magnitude
 //   bf16        rounded to bfloat16 without bias, padded as a row
-//   topk        the k largest by rising index; all others are zero. Their values are a row of k elements in fp32, bf16
-//               or int8, or have two bits each and, for every 256, a scale: absmax*{-1, -1/3, 1/3, 1}, without bias
+//   topk        the k largest elements by rising index; all others are zero. Their values are a row of k elements in
+//               fp32, bf16 or int8, or two bits each and, for every 256, a scale: absmax*{-1, -1/3, 1/3, 1}, unbiased
 //
-// To add a format in which every element has a code, write its codec, append DenseFormat<it> to WireFormats (the place
-// is the number in the header), and its plain version to tests/support/wire.py. A format of another kind is a struct as
-// TensorFormat, with its own `encode` in cpu/wire.cpp and `decode_wire` in cpu/wire.inl.
+// To add a format in which every element has a code, write its codec, append DenseFormat<codec> to WireFormats (the
+// place there is the number in the header), and its plain version to tests/support/wire.py. A format of another kind is
+// a struct like TensorFormat, with its own `encode` in cpu/wire.cpp and `decode_wire` in cpu/wire.inl.
 #pragma once
 
 #include <float.h>
@@ -22,7 +23,7 @@ namespace fastagg {
 constexpr int64_t kWireAligned = 64;
 constexpr uint8_t kWireVersion = 1;
 
-// The first bytes, little endian. `count`: the number of a top-k's values, or of arrays; otherwise 0.
+// The first bytes, little endian. `count`: the number of a top-k's values, or of the model's arrays, otherwise 0.
 struct WireHead {
   char magic[4];  // FAEU
   uint8_t version, format, values, zero;
@@ -31,21 +32,21 @@ struct WireHead {
 };
 static_assert(sizeof(WireHead) == kWireAligned);
 
-// An encoded update whose bytes were checked. Its addresses are within the bytes, which the holder keeps alive
+// An encoded update whose bytes were checked. The addresses are within these bytes, which the holder keeps alive
 // (store/encoded.h).
 struct Wire {
-  int format = 0;  // place in WireFormats
-  int values = 0;  // for a top-k: place in ValueCodecs
+  int format = 0;  // the place in WireFormats
+  int values = 0;  // the place in ValueCodecs, for a top-k
   int64_t size = 0, count = 0;
   const uint8_t* bytes = nullptr;
   int64_t nbytes = 0;
   const uint8_t* codes = nullptr;
   const float* scales = nullptr;
-  const int32_t* indices = nullptr;  // for a top-k, rising; null: all elements are stored
-  const int64_t* ends = nullptr;     // of the model's arrays, rising
+  const int32_t* indices = nullptr;  // the places of a top-k's values, rising; null: all elements are stored
+  const int64_t* ends = nullptr;     // where the model's arrays end, rising; null: the format does not need them
 };
 
-// The first place with a value above `limit` among rising values.
+// Returns the first place with a value above `limit`. The values must be rising.
 template <typename T>
 FASTAGG_FN int64_t first_above(const T* values, int64_t count, int64_t limit) {
   int64_t low = 0;
@@ -59,15 +60,15 @@ FASTAGG_FN int64_t first_above(const T* values, int64_t count, int64_t limit) {
   return low;
 }
 
-// -- codecs: they convert numbers to codes and back
+// -- codecs, which convert numbers to codes and back
 
 // Every codec defines:
-//   kName, kType  its name, and what NumPy calls the type of its codes
-//   kBits         of a code
+//   kName, kType  its name, and NumPy's name for the type of its codes
+//   kBits         the number of bits of a code
 //   kScaled       whether each scale block (256 elements) has a scale
 //   kBlocks       whether its codes fill whole scale blocks
 //   kRandom       whether it rounds with random bits, without bias
-//   kRow          its place in RowFormats, whose kernels read and write it; negative: none
+//   kRow          the place in RowFormats of the format whose kernels read and write it; negative: there is none
 
 template <typename Format>
 struct RowCodec {
@@ -89,8 +90,8 @@ struct Int4Codec : RowCodec<Int4> {
   static constexpr const char* kType = "u1";
 };
 
-// Codes of `Bits` bits, the first in the lowest bits of a byte. Each such codec also defines:
-//   scale  the scale of at most a scale block of numbers
+// Codes of `Bits` bits. The first code is in the lowest bits of a byte. Each such codec also defines:
+//   scale  the scale of the numbers of a scale block, or of fewer
 //   code   the code of a number, from 16 random bits; `inverse` is 1/scale
 //   value  the number of a code
 template <int Bits>
@@ -100,7 +101,7 @@ struct BitCodec {
   static constexpr bool kScaled = true, kBlocks = true;
 };
 
-// The bits of the largest magnitude. Those of infinity and NaN are larger than any number's.
+// Returns the bits of the largest magnitude. The bits of infinity and NaN are larger than any number's.
 FASTAGG_FN uint32_t largest_bits(const float* in, int64_t n) {
   int32_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -110,7 +111,8 @@ FASTAGG_FN uint32_t largest_bits(const float* in, int64_t n) {
   return static_cast<uint32_t>(largest);
 }
 
-// The sum of magnitudes, in a fixed number of lanes, so that its bits do not depend on the vector width.
+// Returns the sum of magnitudes times `unit`. The number of lanes is fixed, so the bits do not depend on the vector
+// width.
 FASTAGG_FN float sum_of_magnitudes(const float* in, int64_t n, float unit) {
   constexpr int64_t kWidth = 32;
   float lanes[kWidth] = {};
@@ -173,12 +175,12 @@ FASTAGG_FN float value_at(const uint8_t* codes, const float* scales, int64_t i) 
   }
 }
 
-// -- formats: they define the arrays of an encoded update
+// -- formats, which define the arrays of an encoded update
 
 enum WirePart { kCodes, kScales, kIndices, kEnds };
 constexpr const char* kWireParts[] = {"codes", "scales", "indices", "ends"};
 
-// Calls visit(part, type, count) for the arrays of `count` codes.
+// Calls visit(part, type, size) for the arrays that hold `count` codes.
 template <typename Codec, typename Visit>
 void visit_codes(int64_t count, Visit visit) {
   const int64_t width = Codec::kType[1] - '0';
@@ -187,13 +189,13 @@ void visit_codes(int64_t count, Visit visit) {
 }
 
 // Every format defines:
-//   kName      in Python
-//   kRow       the row format with the same codes and scales; negative: none
-//   kUnbiased  whether the numbers read back are, on average, the update's
-//   kSparse    whether it has indices, and `values` in its header; `count` is their number
-//   kTensors   whether it has the model's arrays in `ends`; `count` is their number
-//   arrays     visits its arrays in their order
-//   element    number i of the update
+//   kName      its name in Python
+//   kRow       the row format with the same codes and scales; negative: there is none
+//   kUnbiased  whether decoded numbers are, on average, the update's
+//   kSparse    whether it has indices, and `values` in its header; `count` is then the number of indices
+//   kTensors   whether it has the ends of the model's arrays; `count` is then the number of arrays
+//   arrays     visits the arrays of an update, in their order
+//   element    returns number i of the update
 
 template <typename Codec>
 struct DenseFormat {
@@ -220,9 +222,9 @@ struct TensorFormat {
   }
 };
 
-using ValueCodecs = List<Float32Codec, BFloat16Codec, Int8Codec, Int2Codec>;  // for the values of a top-k
+using ValueCodecs = List<Float32Codec, BFloat16Codec, Int8Codec, Int2Codec>;  // the codecs for the values of a top-k
 
-// Value k of a top-k.
+// Decodes value k of a top-k.
 FASTAGG_FN float value_of(const Wire& wire, int64_t k) {
   float value = 0.0f;
   visit_at(wire.values, ValueCodecs{},
@@ -254,7 +256,7 @@ struct WireFacts {
   bool unbiased, sparse, tensors;
 };
 
-// The facts of the format with this number.
+// Returns the facts of the format at this place in WireFormats.
 FASTAGG_FN WireFacts wire_facts(int format) {
   WireFacts facts{};
   visit_at(format, WireFormats{}, [&](auto kind) {
@@ -264,7 +266,7 @@ FASTAGG_FN WireFacts wire_facts(int format) {
   return facts;
 }
 
-// Element i of an update in any format.
+// Decodes element i of an update in any format.
 FASTAGG_FN float number_at(const Wire& wire, int64_t i) {
   float number = 0.0f;
   visit_at(wire.format, WireFormats{}, [&](auto format) { number = decltype(format)::element(wire, i); });
