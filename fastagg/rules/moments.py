@@ -13,8 +13,8 @@ def zeros(optimizer: str, format: str, size: int, device: torch.device | str = "
     """Return the moments of ``optimizer`` for ``size`` parameters before the first step, as keywords of
     :func:`fastagg.ops.step_`.
 
-    With ``8bit`` each is uint8, padded to whole blocks of 256. ``units`` [1 or 2, blocks] holds the blocks' scales: one
-    row for ``m``, and one for ``v`` and ``vhat`` together.
+    With ``8bit`` each moment is uint8, padded to whole blocks of 256. ``units`` [1 or 2, blocks] holds the blocks'
+    scales: one row for ``m``, and one for ``v`` and ``vhat`` together.
     """
     device, names = torch.device(device), OPTIMIZERS[optimizer]
     if format == "fp32" or not names:

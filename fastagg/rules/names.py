@@ -1,10 +1,11 @@
-"""The words that settings accept, as types. Type checkers and the checks at run time read the same lists."""
+"""The words that settings accept, as types. Type checkers and the checks at run time both read these types."""
 
 from typing import Literal, TypedDict
 
 # Settings of the parts.
-Kind = Literal["delta", "gradient"]  # of updates: Direction.kind
-Cache = Literal["fp32", "bf16", "int8", "int4"]  # of a client's row: AllClients.cache, Calibrated.cache, Echo.cache
+Kind = Literal["delta", "gradient"]  # the kind of updates: Direction.kind
+# the format of a client's row: AllClients.cache, Calibrated.cache, Echo.cache
+Cache = Literal["fp32", "bf16", "int8", "int4"]
 Warmup = Literal["full", "partial"]  # AllClients.warmup, Differences.warmup
 Mode = Literal["incremental", "direct"]  # AllClients.mode
 Freshness = Literal["dispatch", "gradient"]  # ActiveSet.freshness

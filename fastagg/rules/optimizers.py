@@ -1,4 +1,4 @@
-"""Server optimizers: their settings. csrc/math/optimizers.h has the arithmetic."""
+"""The settings of server optimizers. csrc/math/optimizers.h has the arithmetic."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ __all__ = [
     "Yogi",
 ]
 
-_SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and cause 0/0 where moments are zero
-_SMALLEST_ROOT = 1e-24  # an eps_root of this size or more keeps a divisor from zero without eps
+_SMALLEST_EPS = 1.2e-38  # in fp32, smaller values are zero or denormal, and give 0/0 where moments are zero
+_SMALLEST_ROOT = 1e-24  # an eps_root of at least this keeps the divisor above zero without eps
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,24 @@ class Optimizer(RulePart):
         moments: format of the moments: ``fp32`` or ``8bit``. ``8bit`` takes one byte for each value, and 0.03 to 0.05
             for scales, with unbiased stochastic rounding (csrc/math/moments.h). The step is computed in fp32 from the
             decoded values. SGD has no moments.
-        weight_decay: lambda, >= 0. The package's optimizers use ``D - lambda*x`` in place of D. It is an L2 term, as in
-            ``torch.optim.SGD``, ``Adam`` and ``Adagrad``.
-        decoupled_weight_decay: if True, they use ``(1 - lr*lambda)*x`` in place of x instead. ``lr`` is the step's, as
-            in ``torch.optim.AdamW``.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax). After a bias correction v is the
-            corrected one. ``eps`` may be 0 if this is at least 1e-24.
-        initial: the value of ``v`` and ``vhat`` before the first step, >= 0. Other programs use other values, where tau
-            is ``eps``: tau^2 (Reddi et al. 2021, Algorithm 2, and APPFL), tau (FedScale's Yogi), 1e-6 (optax's Yogi,
-            also for m), 0.1 (optax's Adagrad), 0 as here (Flower, FL-bench and torch). 8-bit moments start at the
-            nearest code, at most a sixteenth away.
+        weight_decay: lambda, >= 0. The package's optimizers use ``D - lambda*x`` in place of D. This is an L2 term, as
+            in ``torch.optim.SGD``, ``Adam`` and ``Adagrad``.
+        decoupled_weight_decay: if True, the optimizers instead use ``(1 - lr*lambda)*x`` in place of x. ``lr`` is the
+            rate of the step, as in ``torch.optim.AdamW``.
+        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax). With a bias correction, v is the
+            corrected one. ``eps`` may be 0 if ``eps_root`` is at least 1e-24.
+        initial: the value of ``v`` and ``vhat`` before the first step, >= 0. The default is 0 as in Flower, FL-bench
+            and torch. Others, where tau is ``eps``: tau^2 (Reddi et al. 2021, Algorithm 2, and APPFL), tau (FedScale's
+            Yogi), 1e-6 (optax's Yogi, also for m), 0.1 (optax's Adagrad). 8-bit moments start at the nearest code,
+            at most a sixteenth away.
 
     Raises:
         ConfigError: a setting is out of range.
     """
 
     lr: NotNegative = 1.0
-    kernel: ClassVar[str] = ""  # the kernel's name in csrc/math/optimizers.h; if empty, `step` is called
-    decays: ClassVar[tuple[str, ...]] = ()  # the fields that are the kernel's betas[0] and betas[1]
+    kernel: ClassVar[str] = ""  # the kernel's name in csrc/math/optimizers.h; empty: the engine calls `step`
+    decays: ClassVar[tuple[str, ...]] = ()  # the names of the fields that become the kernel's betas[0] and betas[1]
 
     def step(
         self, x: Tensor, direction: Tensor, state: dict[str, Tensor], lr: float, round: int
@@ -69,7 +69,7 @@ class Optimizer(RulePart):
 
         Args:
             x: the model, fp32 [d]. Do not change it.
-            direction: the vector to step along, fp32 [d]. Add it, whether clients send deltas or gradients.
+            direction: the vector to step along, fp32 [d]. Add it, even if clients send gradients.
             state: the state that the last step returned. {} before the first step.
             lr: learning rate of this step.
             round: the number of this step: 1, 2, ...
@@ -81,11 +81,11 @@ class Optimizer(RulePart):
 
     @property
     def has_own_step(self) -> bool:
-        """Whether :meth:`step` is called instead of a kernel."""
+        """Whether the engine calls :meth:`step` in place of a kernel."""
         return type(self).step is not Optimizer.step
 
     def native(self) -> Native:
-        """Return the optimizer in the engine's form, where every field is a setting of the kernel of the same name.
+        """Return the optimizer in the engine's form. Every field becomes the kernel's setting of the same name.
 
         Raises:
             TypeError: the kernel has no setting of this name.
@@ -100,7 +100,7 @@ class Optimizer(RulePart):
         """Reject an optimizer that defines no step.
 
         Raises:
-            ConfigError: it has neither a kernel nor a method ``step``.
+            ConfigError: the optimizer has neither a kernel nor a method ``step``.
         """
         if not self.kernel and not self.has_own_step:
             raise ConfigError(
@@ -154,7 +154,7 @@ class SGD(_KernelOptimizer):
 
 @dataclass(frozen=True)
 class Momentum(_KernelOptimizer):
-    """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM): heavy-ball momentum, torch's without dampening. Not Nesterov's.
+    """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM): heavy-ball momentum, as torch's without dampening. Not Nesterov's.
 
     Args:
         beta: decay of the momentum, in [0, 1).
@@ -207,8 +207,8 @@ class Adam(_AdaptiveOptimizer):
 class AMSGrad(Adam):
     """Adam on ``vhat <- max(vhat, v)`` (FADAS, Eq. 3; FedAMS option 1).
 
-    With ``bias_correction`` the maximum is taken before the correction, as in FADAS's program and in torch. In optax
-    the maximum is of the corrected v.
+    With ``bias_correction``, the maximum is taken before the correction, as in FADAS's program and in torch. optax
+    takes the maximum of the corrected v.
     """
 
     kernel: ClassVar[str] = "amsgrad"
@@ -225,7 +225,7 @@ class Yogi(Adam):
 class Lookahead(Adam):
     """FedAC's step: ``m`` and ``v`` as Adam, then ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``.
 
-    A reconstruction, see :func:`fastagg.FedAC`.
+    This step is a reconstruction, see :func:`fastagg.FedAC`.
     """
 
     betas: Betas = (0.6, 0.9)
@@ -263,9 +263,9 @@ class Nesterov(_KernelOptimizer):
     Args:
         momentum: mu, in [0, 1).
         dampening: the share that a new direction loses before it enters m, in [0, 1).
-        look_ahead: clients are sent ``x + lr*mu*m`` in place of x (HeLoCo, Eq. 5): where the model would be if the
-            momentum went on. It is computed when a version is first sent, and again after the rate was set. Clients
-            train from what they were sent, so ``task.delta`` and ``receive_model`` take deltas from that.
+        look_ahead: if True, clients are sent ``x + lr*mu*m`` in place of x (HeLoCo, Eq. 5): where the model would be if
+            the momentum went on. That model is computed when a version is first sent, and again if the rate was set
+            since. ``task.delta`` and ``receive_model`` take deltas from the model that was sent.
             :attr:`fastagg.Server.flat` and :meth:`fastagg.Server.parameters` stay x. Needs moments in fp32.
         moments, weight_decay, decoupled_weight_decay: see :class:`Optimizer`.
 
@@ -295,12 +295,12 @@ class DelayedNesterov(_KernelOptimizer):
     """Nesterov's momentum at every N-th step only, on the mean of N directions: for asynchronous DiLoCo.
 
     Every step does ``x <- x + lr*D/N``. Every N-th step also does ``m <- mu*m + mean of the last N D; x <- x +
-    lr*mu*m``. This is Algorithm 3 of Async Local-SGD (arXiv 2401.09135) with c = 0. With N = 1 it is :class:`Nesterov`.
-    The state is two fp32 vectors: m, and the sum of the period.
+    lr*mu*m``. This is Algorithm 3 of Async Local-SGD (arXiv 2401.09135) with c = 0. With N = 1 it equals
+    :class:`Nesterov`. The state is two fp32 vectors: m, and the sum of the period's directions.
 
     Args:
         momentum: mu, in [0, 1).
-        period: N, >= 1. It should be at least the number of workers, so that each answers once in a period on average.
+        period: N, >= 1. With at least the number of workers, each worker answers once in a period on average.
         weight_decay, decoupled_weight_decay: see :class:`Optimizer`.
 
     Example:

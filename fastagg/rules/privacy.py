@@ -1,4 +1,4 @@
-"""Differential privacy for clients: its settings, the noise that follows, and the privacy that steps spend."""
+"""Differential privacy for clients: its settings, the noise that these settings need, and the privacy spent so far."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class AdaptiveClip:
 
     After every step ``C <- C*exp(-rate*(b - quantile))``, where ``b = (count + N(0, s_b^2))/M`` is the noisy share of
     the step's updates whose norm was at most C, and ``s_b`` is ``count_noise``. The noise multiplier of the updates is
-    ``(z^-2 - s_b^-2)^(-1/2)``, a little more than ``noise_multiplier`` z, so that both noises together are worth z. The
-    paper's Theorem 1 has 2*s_b, because there a client moves the count by 1/2. Here it moves the count by 1, because
-    zeros in its place count as not clipped.
+    ``(z^-2 - s_b^-2)^(-1/2)``, a little more than ``noise_multiplier`` z. So both noises together protect like z. The
+    paper's Theorem 1 has 2*s_b, because in the paper a client moves the count by 1/2. Here a client moves it by 1,
+    because zeros in the client's place count as not clipped.
 
     Args:
         quantile: the share of updates that is not clipped, in (0, 1).
         initial: C of the first step, > 0.
-        rate: how fast C follows, > 0. The paper's is 0.2.
-        count_noise: s_b, > ``noise_multiplier``. None: M/10, where M is the buffer's size. This is twice the paper's
+        rate: how fast C follows the quantile, > 0. The paper's rate is 0.2.
+        count_noise: s_b, > ``noise_multiplier``. None: M/10, where M is the buffer's size. M/10 is twice the paper's
             value, so the updates' noise equals the paper's.
 
     Example:
@@ -63,18 +63,18 @@ class AdaptiveClip:
 
 @dataclass(frozen=True)
 class BLT:
-    """Noise that is correlated between steps, so that most of it cancels in the model. It is a buffered linear Toeplitz
-    mechanism (Dvijotham et al. 2024, 2404.16706; McMahan et al. 2024, 2408.08868) with two to eight vectors of the
-    model's size.
+    """Noise that is correlated between steps, so that most of the noise cancels in the model. This is a buffered linear
+    Toeplitz mechanism (Dvijotham et al. 2024, 2404.16706; McMahan et al. 2024, 2408.08868). It keeps one to eight
+    vectors of the model's size.
 
     The noise is ``C^-1 z``, where C is lower triangular Toeplitz with the coefficients ``c_0 = 1`` and ``c_t = sum_i
     omega_i*theta_i^(t-1)``: ``n_t = z_t - sum_i omega_i*S_i``, then ``S_i <- theta_i*S_i + n_t``. The standard
     deviation of z is that of :class:`Gaussian` times :meth:`sensitivity`.
 
     Args:
-        omega: > 0, one for each vector, with ``(sum omega)^2 <= sum omega*theta``. Then the coefficients of C^-1
-            have magnitudes that add up to at most 2 (Kaluza 1928), so noise stays bounded.
-        theta: in (0, 1), one for each omega.
+        omega: numbers > 0, one for each vector, with ``(sum omega)^2 <= sum omega*theta``. Then the magnitudes of the
+            coefficients of C^-1 add up to at most 2 (Kaluza 1928), so noise stays bounded.
+        theta: numbers in (0, 1), one for each omega.
 
     Example:
         >>> round(fastagg.BLT((0.3, 0.2), (0.95, 0.4)).sensitivity(1, 1), 4)
@@ -105,9 +105,9 @@ class BLT:
         return 1.0 if t == 0 else sum(w * r ** (t - 1) for w, r in zip(self.omega, self.theta, strict=True))
 
     def sensitivity(self, participations: int, separation: int) -> float:
-        """Return how far one client moves ``C*(its updates)`` at most, if each update has norm 1. This is the norm of
-        the sum of ``participations`` columns of C, ``separation`` steps apart, over any number of steps (2408.08868,
-        for decreasing c >= 0)."""
+        """Return the most that one client moves ``C*(its updates)``, if each update has norm 1. This is the norm of the
+        sum of ``participations`` columns of C, ``separation`` steps apart, over any number of steps (2408.08868, for
+        decreasing c >= 0)."""
         pairs = list(zip(self.omega, self.theta, strict=True))
         total = 0.0
         for k in range(participations):
@@ -129,18 +129,18 @@ class Gaussian:
     alike: staleness weights, ``weighting="samples"`` and leaves' sums are refused. docs/privacy.md explains what is
     protected from whom.
 
-    ``dispatch`` also enforces how a client takes part: one open task at a time, and never twice in one step. It raises
-    :class:`fastagg.TooSoon`.
+    ``dispatch`` also limits how often a client takes part: one open task at a time, and once in a step. Beyond these
+    limits it raises :class:`fastagg.TooSoon`.
 
     Args:
-        noise_multiplier: z, >= 0. With 0 updates are clipped, but nothing is protected.
+        noise_multiplier: z, >= 0. With 0, updates are clipped, but nothing is protected.
         clip_norm: C, > 0, or an :class:`AdaptiveClip`.
-        correlation: a :class:`BLT`, which needs ``max_participations``. None: the noise of steps is independent.
-        min_separation: the least number of steps between two steps with updates of the same client, >= 1.
+        correlation: a :class:`BLT`, which needs ``max_participations``. None: the noises of steps are independent.
+        min_separation: from a step with an update of a client, the least number of steps to the client's next, >= 1.
         max_participations: how many updates of a client may count, >= 1. None: any number.
 
     Raises:
-        ConfigError: a setting is out of range, or two do not go together.
+        ConfigError: a setting is out of range, or two settings do not go together.
 
     Example:
         >>> privacy = fastagg.Gaussian(noise_multiplier=1.0, clip_norm=0.5, min_separation=2)
@@ -201,7 +201,7 @@ class Gaussian:
         )  # fmt: skip
 
     def epsilon(self, steps: int, delta: float) -> float:
-        """Return epsilon after this many steps for one client, whose updates may be replaced by zeros. See
+        """Return epsilon after this many steps, for one client whose updates may be replaced by zeros. See
         :meth:`fastagg.Server.privacy_spent`."""
         _checks.fits("delta", delta, Share)
         require("privacy_spent", "privacy", PRIVACY)
@@ -213,7 +213,8 @@ class Gaussian:
             return math.inf
         times = -(-steps // self.min_separation)  # the most times that a client can take part in these steps
         times = min(times, self.max_participations or times)
-        # A client's Gaussian mechanisms together are one, with the root of the sum of their squares.
+        # All Gaussian mechanisms of one client together are one mechanism. Its sensitivity is the root of the sum of
+        # squares.
         moved = math.sqrt(times)
         if self.correlation is not None and self.max_participations is not None:
             sensitivity = self.correlation.sensitivity
@@ -223,7 +224,7 @@ class Gaussian:
 
 
 def privacy_of(setting: Any) -> Gaussian | None:
-    """Return the setting ``privacy`` as a Gaussian. It may be plain data."""
+    """Return the setting ``privacy`` as a Gaussian. The setting may be plain data."""
     if isinstance(setting, dict):
         return made(Gaussian, setting)
     if setting is None or isinstance(setting, Gaussian):

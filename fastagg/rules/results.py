@@ -1,6 +1,6 @@
-"""Checks what a method of a user's own rule returned. Only directions and the extension call it.
+"""Checks the results of the methods of a user's own rule. Only directions and the extension call these functions.
 
-Each function returns the value in the form that the engine takes. ConfigError names the rule and the method.
+Each function returns the value in the engine's form. Its ConfigError names the rule and the method.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def number(rule: object, method: str, value: object) -> float:
 
 
 def weight(rule: object, method: str, value: object) -> float | None:
-    """Return a weight. None, which drops the update, stays None."""
+    """Return a weight. None stays None, and drops the update."""
     return None if value is None else number(rule, method, value)
 
 
 def pair(rule: object, method: str, value: object) -> tuple[object, dict[str, Tensor]]:
-    """Return a vector and the rule's new state. Only the state is checked. :func:`vector` checks the vector."""
+    """Return a vector and the rule's new state. Only the state is checked here. :func:`vector` checks the vector."""
     if not isinstance(value, tuple) or len(value) != 2:
         raise ConfigError(_checks.wrong(f"{type(rule).__name__}.{method}", "a pair: a vector and the new state", value))
     return value[0], tensors(rule, method, value[1])
@@ -41,7 +41,7 @@ def vector(rule: object, method: str, value: object, size: int, device: torch.de
 
 
 def tensors(rule: object, method: str, value: object) -> dict[str, Tensor]:
-    """Return tensors by name: a rule's state, or what it sends with a task."""
+    """Return tensors by name: a rule's state, or the vectors that the rule sends with a task."""
     named = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
     if not isinstance(value, Mapping) or not named or not all(isinstance(tensor, Tensor) for tensor in value.values()):
         raise ConfigError(_checks.wrong(f"{type(rule).__name__}.{method}", "a dict of tensors by name", value))

@@ -1,5 +1,5 @@
-"""Staleness policies: how much an update's weight falls with its delay. A delay is the number of versions made between
-the update's start and its use.
+"""Staleness policies: how much an update's weight falls with its delay. The delay is the number of versions that were
+made between the version that the update was trained from and the update's use.
 
 A policy can set two things: the weight ``s(tau)`` of one update, and the learning rate of a step from the delays of
 all its updates.
@@ -42,22 +42,23 @@ if native.engine.rates != ("same", *get_args(Rule)):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a policy, or a user's own direction, is told when an update arrives. Do not write to its vectors.
+    """The facts about an arriving update, for a policy or a user's own direction. Do not write to the vectors.
 
     Attributes:
         client: the sender.
-        version: the version that it was trained from.
-        delay: the versions that were made since.
+        version: the version that the update was trained from.
+        delay: the number of versions that were made since that version.
         update: the update as it came. ``update.flat(torch.float32)`` is one vector [d].
-        gain: the clipping factor that is still to be applied to it.
-        norm: its Euclidean norm, before clipping.
+        gain: the clipping factor with which the update must still be multiplied.
+        norm: the update's Euclidean norm, before clipping.
         moved: ``|x_t - x_s|``, if the policy measures it.
-        local_steps: the number of local steps that the client was told.
+        local_steps: the number of local steps in the client's task.
         share: the client's number of samples with ``weighting="samples"``.
         model: the current model x_t, fp32 [d], for a user's own rules.
         base: x_s, the model that the client started from, fp32 [d], for rules with ``needs_base``.
         taken_part: how many updates of this client counted before this one, for rules with ``counts``.
-        extra: the vectors that the client sent besides, by the names in ``takes``: fp32, on the server's device.
+        extra: the vectors that the client sent besides the update, by the names in ``takes``: fp32, on the server's
+            device.
     """
 
     client: int | str
@@ -84,24 +85,24 @@ class UpdateWeight(NamedTuple):
 
 @dataclass(frozen=True)
 class Staleness(RulePart):
-    """Base class of the policies. By itself it ignores delays.
+    """Base class of the policies. The base class itself ignores delays.
 
     Attributes:
         measures: whether :class:`Facts` must hold the distance that the model moved since it was sent. The server then
             keeps a version while a client may answer it.
         weighs: whether an update's weight may differ from 1.
-        needs_base, counts, takes: what :class:`Facts` must hold for :meth:`weigh`, as in :class:`fastagg.Direction`.
+        needs_base, counts, takes: the needs of :meth:`weigh` in :class:`Facts`, as in :class:`fastagg.Direction`.
     """
 
     weighs: ClassVar[bool] = False
     needs_base: ClassVar[bool] = False
     counts: ClassVar[bool] = False
     takes: ClassVar[Mapping[str, int | None]] = {}
-    kernel: ClassVar[str] = "constant"  # the name of its weight's formula in csrc/engine/staleness.h
+    kernel: ClassVar[str] = "constant"  # the name of the weight's formula in csrc/engine/staleness.h
 
     @property
     def rate_kernel(self) -> str:
-        """The name of its rate's formula in csrc/engine/staleness.h."""
+        """The name of the rate's formula in csrc/engine/staleness.h."""
         return "same"
 
     @property
@@ -109,7 +110,7 @@ class Staleness(RulePart):
         return False
 
     def weight(self, delay: int) -> float | None:
-        """Return the weight of an update that is ``delay`` versions old. None: the update is dropped."""
+        """Return the weight of an update with this delay. None drops the update."""
         weight: float | None = self._formulas(self.kernel, "same").weight(delay)
         return weight
 
@@ -118,18 +119,18 @@ class Staleness(RulePart):
         return float(self._formulas("constant", self.rate_kernel).rate(lr, delays))
 
     def weigh(self, facts: Facts) -> float | None:
-        """Return an update's weight, by a user's own policy that looks at more than its delay. None: it is dropped."""
+        """Return an update's weight. A policy of your own may look at more than the delay. None drops the update."""
         return self.weight(facts.delay)
 
     @property
     def looks(self) -> bool:
-        """Whether :meth:`weigh` is a user's own."""
+        """Whether :meth:`weigh` is a user's own method."""
         return type(self).weigh is not Staleness.weigh
 
     # For the package's own use, within a running server (fastagg/server/extension.py).
 
     def _native(self) -> Native:
-        """Return the formulas as the engine takes them. For a user's own methods the engine asks Python."""
+        """Return the formulas in the engine's form. If a method is a user's own, the engine calls Python for it."""
         own_weight, own_rate = type(self).weight is not Staleness.weight, type(self).rate is not Staleness.rate
         return self._formulas("ask" if own_weight else self.kernel, "ask" if own_rate else self.rate_kernel)
 
@@ -140,7 +141,7 @@ class Staleness(RulePart):
 
     @property
     def _first_steps(self) -> int | None:
-        """A client's first number of local steps. None if the policy does not set it."""
+        """The number of local steps in a client's first task. None if the policy does not set it."""
         return None
 
     def _weighed(self, facts: Facts) -> UpdateWeight:
@@ -192,9 +193,9 @@ class Polynomial(Staleness):
 class CosineGate(Staleness):
     """``s(tau) = exp(-alpha*tau) * (1 + cos(pi*tau/cutoff))/2``, and 0 from the cutoff on (CGAD, arXiv 2605.09126).
 
-    The update is scaled before it enters the optimizer's moments; the paper's is Adam. An update beyond the cutoff
-    makes a step along zero. The paper's abstract mentions the exponential, and a cosine that reaches zero at a cutoff.
-    Here this is half a period of the cosine.
+    The update is scaled before it enters the optimizer's moments. The paper's optimizer is Adam. An update beyond the
+    cutoff makes a step along zero. The paper's abstract mentions the exponential, and a cosine that reaches zero at a
+    cutoff. Half a period of the cosine is an interpretation of this.
 
     Args:
         alpha: how fast information decays, >= 0.
@@ -213,7 +214,7 @@ class CosineGate(Staleness):
 
 @dataclass(frozen=True)
 class Cutoff(Staleness):
-    """An update whose delay is ``delay`` or more is dropped: no step, no version (Ringmaster ASGD, arXiv 2501.16168).
+    """Drops an update with a delay of at least ``delay``: no step and no version (Ringmaster ASGD, arXiv 2501.16168).
 
     Args:
         delay: R, >= 1.
@@ -230,7 +231,7 @@ class Cutoff(Staleness):
 
 @dataclass(frozen=True)
 class DelayAdaptive(Staleness):
-    """A learning rate that shrinks if the largest delay in the step exceeds a threshold.
+    """A learning rate that shrinks if the largest delay in a step exceeds a threshold.
 
     The rate is ``lr`` while ``tau_max <= threshold``. Beyond it, ``rule`` decides:
 
@@ -269,7 +270,7 @@ class DelayAdaptive(Staleness):
 
 @dataclass(frozen=True)
 class Euclidean(Staleness):
-    """Staleness ``gamma = |x_t - x_s|/|Delta|``, weight ``lam/(gamma + eps)``, and local steps that depend on gamma.
+    """The weight is ``lam/(gamma + eps)`` with ``gamma = |x_t - x_s|/|Delta|``. Local steps depend on gamma, too.
 
     AsyncFedED's paper, Eqs. 6 to 8. The next number of local steps ``K_next = K + floor((gamma_bar - gamma)*kappa)`` is
     limited to 1..max_local_steps, where K is the client's last number. An update of norm zero changes nothing.

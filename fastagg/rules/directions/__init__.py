@@ -14,7 +14,7 @@ from fastagg.rules.directions.echo import Echo
 from fastagg.rules.directions.robust import Robust
 from fastagg.rules.directions.single import Aligned, Mixing, Single
 
-__all__ = [  # the public ones; the server uses the others
+__all__ = [  # the public classes; the server uses the others, too
     "ActiveSet",
     "Aligned",
     "AllClients",

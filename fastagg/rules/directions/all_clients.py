@@ -20,9 +20,9 @@ from fastagg.storage.cache import ClientCache
 class AllClients(PerClient):
     """``u = mean_i U_i`` over every client's latest update; ``D = -u`` for gradients (ACE, Algorithm 1).
 
-    An update replaces the client's cached one, and the difference of the two *as stored* is added to the sum. So the
-    mean is always the mean of the stored updates. Each update also recomputes a part of the sum exactly, so the sum
-    does not drift.
+    An update replaces the client's cached one. The difference of the two *as stored* is added to the sum. So the mean
+    is always the mean of the stored updates. Each update also recomputes a part of the sum exactly, so the sum does not
+    drift.
 
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
@@ -58,7 +58,7 @@ class ActiveSet(AllClients):
     """``u = mean over A(t) of U_i`` with ``A(t) = {i : t - t_start_i <= tau_algo}`` (ACED, Algorithm a.1).
 
     The server adds new updates to the sum over the active set and subtracts expired ones. An update takes O(d),
-    amortised. If no client is active, the version increases without a step. The first step of ``warmup="full"`` uses
+    amortised. If no client is active, a new version is made without a step. The first step of ``warmup="full"`` uses
     every client's update.
 
     Args:
@@ -111,7 +111,7 @@ class Differences(PerClient):
 
 
 class AllClientsState(SumState):
-    """Rows, their sum, and the weight of each row in it."""
+    """The rows of all clients, their sum, and the weight of each row in the sum."""
 
     def __init__(self, setting: AllClients, material: Material) -> None:
         size, device, seed = material.size, material.device, material.seed
@@ -131,7 +131,7 @@ class AllClientsState(SumState):
 
 
 class _DifferencesState(SumState):
-    """The sum of the differences is the sum of the gradients."""
+    """The sum of all differences, which is the sum of the clients' last gradients."""
 
     def __init__(self, setting: Differences, material: Material) -> None:
         self.sum = memory.zeros(material.size, material.device)

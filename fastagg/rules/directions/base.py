@@ -1,7 +1,7 @@
 """The base classes of all directions.
 
-A direction is a frozen dataclass of settings. A running server adds a small state. Its native part (csrc/engine)
-remembers updates: it plans, runs and commits a step in one native call. Python code runs before that call.
+A direction is a frozen dataclass of settings. A running server adds a small state, whose native part (csrc/engine)
+remembers updates. That part plans, runs and commits a step in one native call. Python code runs before that call.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from fastagg.storage.pieces import Pieces
 
 
 class Material(NamedTuple):
-    """What a direction needs to build its state.
+    """The arguments from which a direction builds its state.
 
     Attributes:
         size: d.
         device: the device of all vectors.
         seed: the seed of all random numbers.
-        buffer_size: number of elements of the model's running statistics.
-        memory: where the engine allocates vectors.
+        buffer_size: the number of elements of the model's running statistics.
+        memory: the allocator of the engine's vectors.
         key: the key of a private rule's noise, 32 bytes.
-        ends: where each tensor ends in a vector.
+        ends: the place after each tensor's last element, in the flat vector.
     """
 
     size: int
@@ -55,36 +55,37 @@ class Arrival(NamedTuple):
 
     facts: Facts
     weight: float  # staleness weight s(tau)
-    cosine: float  # between (x_t - x_s) and the update, if the direction measures it; else 0
+    cosine: float  # the cosine between (x_t - x_s) and the update, if the direction measures it; else 0
     control: Pieces | None  # the change of the client's control variate (FedAC)
-    # For directions that run models: the client's running statistics, and those the server will have after this update.
+    # For directions that run models. Returns the client's running statistics, and the server's after this update.
     statistics: Callable[[], tuple[Tensor, Tensor]]
-    room: int  # how many more updates make a step, this one included
+    room: int  # how many more updates the step needs, this one included
     total: float  # the sum of the weights of the updates in the buffer
 
 
 class Findings(Protocol):
-    """Python's results for one update, for the engine (csrc/engine/extension.h). None: the engine's own value."""
+    """Python's results for one update, for the engine (csrc/engine/extension.h). None: the engine's own value
+    counts."""
 
     update: Pieces | None  # the vector to step along, in place of the update
     norm: float | None
     weight: float | None
-    reported_weight: float | None  # the weight in the receipt, if the step uses another weight
+    reported_weight: float | None  # the weight in the receipt, if it is not the step's weight
     share: float | None
-    waits: bool  # whether the model does not step
-    gain: float | None  # the factor of clipping that Python has already done
+    waits: bool  # whether the update waits, so that there is no step
+    gain: float | None  # the clipping factor, if Python has already clipped the update
     moves: list[Move] | None
-    finish: Callable[[Tensor], object] | None  # changes the next version in place, before anybody has it
+    finish: Callable[[Tensor], object] | None  # changes the next version in place, before anybody gets it
 
 
 class DirectionState:
     """The state of a direction in a running server.
 
     Attributes:
-        native: its part in the engine.
+        native: the engine's part of the state.
     """
 
-    asks = False  # whether `before` is called for every update
+    asks = False  # whether the engine calls `before` for every update
 
     def __init__(self, native: Native) -> None:
         self.native = native
@@ -96,14 +97,14 @@ class DirectionState:
         """
 
     def memory(self) -> dict[str, int]:
-        """Bytes by part. Most directions have one entry, ``direction``."""
+        """Return the bytes of each part. Most directions have one entry, ``direction``."""
         return {"direction": self.native.nbytes()}
 
     def finite(self) -> bool:
         return True
 
     def state_dict(self, *, rows: bool = True) -> State:
-        """Return the state as plain data and tensors, which may be shared. ``rows``: with a client cache's rows."""
+        """Return plain data and tensors, which may be shared. ``rows``: whether to include a client cache's rows."""
         return dict(self.native.state())
 
     def load_state_dict(self, state: State) -> None:
@@ -113,7 +114,7 @@ class DirectionState:
 
 @dataclass(frozen=True)
 class Direction(RulePart):
-    """Base class of the directions. A user's own defines :meth:`combine`. The package's directions have kernels.
+    """Base class of the directions. A user's own direction defines :meth:`combine`. The package's have kernels.
 
     Attributes:
         kind: ``delta`` or ``gradient``. A delta, ``x_i^K - x_s``, is added to the model. A gradient is subtracted.
@@ -126,9 +127,9 @@ class Direction(RulePart):
         reads_momentum: whether an update is combined with the optimizer's m.
         in_kernels: whether one pass computes the direction and the step, so that no Python can run in between.
         counts: whether :class:`fastagg.Facts` must hold how often a client has taken part.
-        takes: the vectors that clients send besides an update (``receive(..., extra=)``): their names and numbers of
+        takes: the vectors that clients send besides an update (``receive(..., extra=)``): for each name the number of
             elements. None: d elements.
-        clients: the number of clients if the direction keeps data for each, else None.
+        clients: the number of clients, if the direction keeps data for each client, else None.
     """
 
     kind: Kind = field(default="delta", kw_only=True)
@@ -148,12 +149,12 @@ class Direction(RulePart):
 
     @property
     def counts_clients(self) -> bool:
-        """Whether each client may have only one answer in a step, because the rule is defined over clients."""
+        """Whether only one answer of a client counts in a step, because the rule is defined over clients."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether a step depends on how far whole updates are from each other."""
+        """Whether a step depends on the distances between whole updates."""
         return False
 
     @property
@@ -169,7 +170,7 @@ class Direction(RulePart):
         """
 
     def settings(self) -> Plain:
-        """All settings as plain data. A checkpoint restores the direction from them."""
+        """Return all settings as plain data. A checkpoint restores the direction from this data."""
         return asdict(self)
 
     def combine(
@@ -183,14 +184,14 @@ class Direction(RulePart):
             state: the state that this method returned last. {} at first.
 
         Returns:
-            The direction, fp32 [d], with the sign of the updates, or None to wait for more updates. And the new state.
+            The direction, fp32 [d], with the sign of the updates, or None to wait for more updates; and the new state.
         """
         raise NotImplementedError(f"{type(self).__name__} is no direction of its own")
 
     def send(self, client: int | str, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors, by name, that go with a client's next task besides the model
-        (:attr:`fastagg.Dispatch.extra`). Nobody may change them afterwards. ``state`` is the last state from
-        :meth:`combine`. It holds what the server keeps for each client, under names of your choice."""
+        (:attr:`fastagg.Dispatch.extra`). Nobody may change these tensors afterwards. ``state`` is the last state from
+        :meth:`combine`. It may hold tensors for each client, under names of your choice."""
         return {}
 
     def start(self, material: Material) -> DirectionState:
@@ -219,11 +220,12 @@ class PerClient(Direction):
 
 
 class SumState(DirectionState):
-    """A sum over clients, and the engine's data about each of them.
+    """A sum over clients, and the engine's data about each client.
 
     Attributes:
         sum: the vector, [d].
-        cache, resummation: the clients' rows, if the server has them, and what keeps their sum from drifting.
+        cache: the clients' rows. None: the server keeps no rows.
+        resummation: the object that keeps the rows' sum from drifting, or None.
     """
 
     sum: Tensor
@@ -231,7 +233,7 @@ class SumState(DirectionState):
     resummation: Native = None
 
     def used(self, state: State) -> list[int]:
-        """Return the slots of the cache that the native part's state refers to."""
+        """Return the cache's slots that are in ``state``, the native part's state."""
         raise NotImplementedError
 
     def memory(self) -> dict[str, int]:
@@ -258,7 +260,7 @@ class SumState(DirectionState):
 
 
 class OwnState(DirectionState):
-    """A user's own direction in plain torch. Its result is the update of one step."""
+    """A user's own direction in plain torch. The vector that it returns becomes the update of a step."""
 
     asks = True
     tensors = SwapCell[dict[str, Tensor]]()
@@ -282,7 +284,7 @@ class OwnState(DirectionState):
         seen = ops.inspect(pieces)
         if not seen.finite:
             raise NonFiniteUpdate(f"combine: {type(self.setting).__name__} gave a direction with NaN or infinity")
-        # The update is already clipped and weighted.
+        # `combine` got the update clipped and weighted, so the engine must do neither.
         findings.update, findings.norm = pieces, seen.norm
         findings.weight, findings.reported_weight = 1.0, arrival.weight
         findings.gain = clipped

@@ -16,7 +16,7 @@ from fastagg.rules.names import Overflow
 from fastagg.rules.privacy import Gaussian, privacy_of
 from fastagg.rules.staleness import Staleness
 
-# The settings with which a buffer is more than a sum of updates, and why.
+# These settings make a buffer more than a sum of updates. The values say how.
 _SUMS_ALONE = {
     "at_least": "steps with an update only, so its rounds end when they are full",
     "normalize": "divides by what its updates count for",
@@ -26,7 +26,7 @@ _DIVISORS: dict[str | float, float | str] = {"buffer": 0.0, "weights": -1.0}
 
 
 class RoundSettings(TypedDict, total=False):
-    """The settings of when a round ends: keyword arguments of :class:`Buffer`, which presets pass on."""
+    """The settings of a round's end: keyword arguments of :class:`Buffer`, which presets pass on."""
 
     overflow: Overflow
     at_least: Count | None
@@ -41,21 +41,22 @@ class Buffer(Direction):
 
     Args:
         size: M, updates per step, >= 1. None: all that arrive until :meth:`fastagg.Server.close_round`.
-        overflow: ``take`` or ``close``: how a sum of several clients (:meth:`fastagg.Server.receive_partial`) is
-            handled if it has more updates than the round still needs. ``take``: the step is along the mean of all of
-            them, so of more than M. ``close``: the server first steps along the updates that have come. The sum then
-            begins the next round, one version older. A sum of more than M updates is a round of its own.
+        overflow: ``take`` or ``close``: what happens to a sum of several clients
+            (:meth:`fastagg.Server.receive_partial`) with more updates than the round still needs. ``take``: the step is
+            along the mean of all updates, so of more than M. ``close``: the server first steps along the updates before
+            the sum. The sum then begins the next round, one version older. A sum of more than M updates is a round of
+            its own.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not. (The quorum
             and the grace window of Decoupled DiLoCo, arXiv 2604.21428.) The next ``dispatch`` or ``receive`` after that
             time takes the step first, as does ``close_round(if_due=True)``. Time is this process' monotonic clock.
-            After a restart the window begins again. The step is an operation of the log, so no clock affects a replay.
-        normalize: the divisor of the sum: ``buffer``, ``weights`` or a number. ``buffer``: the number of its updates
-            (of their samples with ``weighting="samples"``), so staleness makes the step shorter (FedBuff's paper,
+            After a restart the window begins again. The log records the step, so no clock affects a replay.
+        normalize: the divisor of the sum: ``buffer``, ``weights`` or a number. ``buffer``: the number of updates in the
+            sum (of samples with ``weighting="samples"``), so staleness makes the step shorter (FedBuff's paper,
             FLARE). ``weights``: the sum of the weights, samples times staleness (FLSim). A number > 0: the number
             itself. With the number of all clients, or of all their samples, every update counts for its share among all
             clients (APPFL). With 1 the step is along the sum.
-        privacy: a :class:`fastagg.Gaussian`: updates are clipped, and the sum gets noise that hides each client. Only
-            on the CPU.
+        privacy: a :class:`fastagg.Gaussian`. Updates are then clipped, and the sum gets noise that hides each client.
+            Only on the CPU.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -112,7 +113,7 @@ class Buffer(Direction):
 
 
 def check_window(example: str, size: int | None, at_least: int | None, grace: float | None) -> None:
-    """Refuse settings that leave open when a round ends early. ``example`` is the beginning of a correct call."""
+    """Refuse ``at_least`` without ``grace`` and the reverse, and ``at_least`` above ``size``. ``example``: a right call."""
     if (at_least is None) != (grace is None):
         missing, partner = ("grace", "at_least") if grace is None else ("at_least", "grace")
         raise ConfigError(f"{missing}: needed with {partner}; write {example}, at_least=80, grace=30.0)")
@@ -122,7 +123,7 @@ def check_window(example: str, size: int | None, at_least: int | None, grace: fl
 
 @dataclass(frozen=True)
 class Cohort(Buffer):
-    """The mean of one synchronous round: M clients, all of which started from the current version (FedAvg).
+    """The mean of one synchronous round: M clients, which have all started from the current version (FedAvg).
 
     An update from an earlier round is refused with UnknownVersion.
 
@@ -146,7 +147,7 @@ class Cohort(Buffer):
 
 
 class BufferState(DirectionState):
-    """The sum of the updates so far. The last update of a full round goes directly into the step."""
+    """The sum of the round's updates so far. The last update of a full round goes directly into the step."""
 
     def __init__(self, setting: Buffer, material: Material) -> None:
         native_setting = native.engine.BufferedSetting(

@@ -25,9 +25,9 @@ class Calibrated(PerClient):
         num_clients: n, >= 1. Client ids are 0..n-1.
         size: M, updates per step, >= 1.
         cache: format of the cached updates: ``fp32``, ``bf16``, ``int8`` or ``int4``.
-        repeat: what to do with a client that answers twice in a round. ``start``: calibrate both updates with the
-            client's cached one at the start of the round (the paper). ``latest``: calibrate with the current one, and
-            divide the sum by M (as public programs do).
+        repeat: what happens if a client answers twice in a round. ``start``: both updates are calibrated with the
+            client's cached one at the start of the round (the paper). ``latest``: the second update is calibrated with
+            the first, and the sum is divided by M (as public programs do).
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), fastagg.Calibrated(2, 2), fastagg.SGD(lr=1.0))
@@ -46,7 +46,7 @@ class Calibrated(PerClient):
 
 
 class _CalibratedState(SumState):
-    """Rows (including those of the current round), their sum, and the buffer."""
+    """The clients' rows, the rows of the current round, the sum of the clients' rows, and the buffer."""
 
     def __init__(self, setting: Calibrated, material: Material) -> None:
         slots = setting.num_clients + min(setting.size, setting.num_clients)

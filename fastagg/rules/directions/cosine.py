@@ -23,7 +23,7 @@ _LEAST = 0.1
 class CosineBuffer(Buffer):
     """``D = sum_i w_i Delta_i`` with ``w_i`` in proportion to ``max(cos(x_t - x_s, Delta_i), 0.1)``, 1 if fresh.
 
-    The server also keeps a control variate C. A full buffer adds ``sum_i w_i (c_new - c_i)`` to it. This is a
+    The server also keeps a control variate C. A full buffer adds ``sum_i w_i (c_new - c_i)`` to C. This rule is a
     reconstruction, see :func:`fastagg.FedAC`.
 
     Args:
@@ -42,12 +42,12 @@ class CosineBuffer(Buffer):
 class _CosineState(BufferState):
     """A buffer that weights updates by their affinities, and the control variate.
 
-    A step replaces the control variate and never changes it in place, because clients may still read the old one.
+    A step replaces the control variate and does not change it in place, because clients may still read the old one.
     """
 
     asks = True
     control = SwapCell[Tensor]()
-    change = SwapCell["Tensor | None"]()  # the change of the control variate since the last step
+    change = SwapCell["Tensor | None"]()  # the sum of the clients' changes since the last step
 
     def __init__(self, setting: CosineBuffer, material: Material) -> None:
         super().__init__(setting, material)

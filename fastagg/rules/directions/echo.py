@@ -71,14 +71,14 @@ class Echo(Buffer):
 
 @dataclass
 class DistillationRecord:
-    """The cost and results of distillation so far, in this process. Seconds are wall-clock.
+    """The cost and results of distillation so far, in this process. Seconds are wall-clock time.
 
     Attributes:
-        flushes: number of distillations.
-        inference_seconds: time for the clients' logits.
-        distillation_seconds: time for the distillation steps.
-        loss: mean loss over the steps of the last distillation.
-        gradient_norm: gradient norm in its last step, before clipping.
+        flushes: the number of distillations.
+        inference_seconds: the time for the clients' logits.
+        distillation_seconds: the time for the distillation steps.
+        loss: the mean loss over the steps of the last distillation.
+        gradient_norm: the norm of the gradient in the last step of the last distillation, before clipping.
     """
 
     flushes: int = 0
@@ -89,7 +89,7 @@ class DistillationRecord:
 
 
 class EchoState(BufferState):
-    """A buffer, and the clients' logits. The teacher's model and Adam's moments are temporary vectors."""
+    """A buffer, and the clients' logits. The vectors of a client's model and of Adam's moments are temporary."""
 
     asks = True
     record = SwapCell[DistillationRecord]()
@@ -114,7 +114,7 @@ class EchoState(BufferState):
         assert isinstance(facts.client, int) and facts.base is not None
         own, after = arrival.statistics()
         watch = Stopwatch()
-        # The client's logits are those of its trained model, so the update is not clipped here.
+        # The logits are those of the client's trained model, so its update is not clipped here.
         model = memory.empty(self.size, self.device)
         ops.step_(facts.base, facts.update, optimizer="sgd", lr=1.0, gain=self.setting.sign, out=model)
         self.student.bind(model, own)
@@ -129,7 +129,7 @@ class EchoState(BufferState):
             findings.finish = partial(self._finish, put, after, facts.version + facts.delay + 1, record, moves)
 
     def _finish(self, *arguments: Any) -> None:
-        # The calling program may be in torch.no_grad, inference_mode or autocast. The networks must not be.
+        # The calling program may be in torch.no_grad, inference_mode or autocast. The networks must run without these.
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
             self._distil(*arguments)
 
@@ -142,7 +142,7 @@ class EchoState(BufferState):
         moves: list[Move],
         flat: Tensor,
     ) -> None:
-        """Do Q steps on the new model in place. No one else has it yet."""
+        """Take Q distillation steps on the new model in place. Nobody else has this model yet."""
         watch, setting, student = Stopwatch(), self.distill, self.student
         width = student.rows_per_sample
         out = memory.empty(student.rows * student.classes, self.teachers.cache.device)
@@ -177,7 +177,7 @@ class EchoState(BufferState):
         moves.append((self, "record", after))
 
     def _batches(self, version: int) -> list[Tensor]:
-        """Return Q batches. Every sample appears once, in a new order, before any appears again."""
+        """Return Q batches. No sample appears again before every sample has appeared. Each time the order is new."""
         samples, size = length(self.student.inputs), self.distill.batch_size
         size = min(size, samples)
         count = self.distill.steps or -(-samples // size)
@@ -209,7 +209,7 @@ class EchoState(BufferState):
 
 
 def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:
-    """Return which rows of logits belong to real tokens, bool [rows]. None if all do."""
+    """Return a bool vector [rows]: which rows of logits belong to real tokens. None if all rows do."""
     mask = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
     if mask is None or rows_per_sample == 1 or mask.numel() != len(mask) * rows_per_sample:
         return None
@@ -217,7 +217,7 @@ def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:
 
 
 def _on(device: torch.device, targets: ops.SoftTargets, rows: Tensor) -> tuple[ops.SoftTargets, Tensor | None]:
-    """Return the teachers' rows on the student's device, and the rows that are still to be picked."""
+    """Return targets on the student's device, and which of their rows to use. None: all rows, in this order."""
     if targets.probs.device == device:
         return targets, rows.to(device)
     return ops.SoftTargets(*(part[rows].to(device) for part in targets)), None

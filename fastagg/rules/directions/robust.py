@@ -1,4 +1,4 @@
-"""The direction that combines a step's updates by a robust rule, which tolerates a few arbitrary updates."""
+"""The direction that combines a step's updates by a robust rule. Such a rule tolerates a few arbitrary updates."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.directions.buffer import check_window
 from fastagg.rules.staleness import Staleness
 
-_FARTHEST = 10.0  # the most that running statistics may be from the clients' median, in median distances
+_FARTHEST = 10.0  # the farthest that a client's statistic may be from the median, in median distances
 
 
 @dataclass(frozen=True)
 class Robust(Direction):
     """``D = rule(s(tau_1)*Delta_1, ..., s(tau_M)*Delta_M)``: up to f of the M clients in a step may send anything.
 
-    A client has one answer in a step. A second one raises TooSoon.
+    A client has one answer in a step. A second answer raises TooSoon.
 
-    The server keeps the updates of a round as they came, which takes M times the memory of an update, and combines them
-    in the step's own pass. Only staleness weighs an update, because a client could lie about its number of samples.
-    Running statistics follow the same rule (:meth:`statistics`).
+    The server keeps all updates of a round, which takes M times the memory of an update, and combines them in the pass
+    of the step. Only staleness weighs an update, because a client could lie about its number of samples. Running
+    statistics follow the same rule (:meth:`statistics`).
 
     Args:
         rule: ``median``, ``trimmed``, ``mean_around_median``, ``krum``, ``multi_krum``, ``geometric_median`` or
@@ -100,9 +100,9 @@ class Robust(Direction):
     def statistics(self, rows: Sequence[Tensor], own: Tensor, shares: Sequence[float]) -> Tensor:
         """Return the running statistics that the rule makes from those of a step's clients.
 
-        A rule that combines elements combines these as well. A rule that compares updates gives each client's
-        statistics the share of its update. The rule has compared updates, not statistics. So each statistic is limited,
-        element by element, to ten median distances from the clients' median.
+        A rule that combines elements combines the statistics' elements as well. A rule that compares updates gives each
+        client's statistics the share of the client's update. Such a rule has not compared the statistics. So each
+        statistic is limited, element by element, to ten median distances from the clients' median.
 
         Args:
             rows: every client's statistics, in the order of ``shares``, fp32 on the CPU.

@@ -1,4 +1,4 @@
-"""Directions that step at every update: asynchronous SGD, HeLoCo, FedAsync."""
+"""Directions with a step at every update: asynchronous SGD, HeLoCo, FedAsync."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Aligned(Single):
     - ``D - beta*c*|D|*m/|m|`` with ``beta = min(-k_s*c*conf, beta_max)`` if ``c < 0``;
     - ``|D|*u/|u|`` with ``u = (1-l)*D/|D| + l*m/|m|`` and ``l = min(k_d*(1-c)*conf, 1)`` in between.
 
-    The pass that reads the update computes the norms and products, and the turn is two factors in the step. The
-    optimizer needs a momentum in fp32. On a part of a model the rule gives the same result as on the whole, because
-    parts have whole tensors. An update is clipped before it is turned, and weighed by its staleness afterwards.
+    The pass that reads the update computes the norms and products. The turn is two factors in the step. The optimizer
+    needs a momentum in fp32. On a part of a model the rule gives the same result as on the whole, because a part
+    consists of whole tensors. An update is clipped before it is turned, and weighed by its staleness afterwards.
 
     Args:
-        rho: the weight of an arrival, > 0; the paper recommends ``1/sqrt(K)`` for K workers.
+        rho: the weight of an arrival, > 0. The paper recommends ``1/sqrt(K)`` for K workers.
         c_ok: a tensor with at least this cosine is not changed, in [0, 1].
-        k_s, beta_max: how strongly the part of a tensor against the momentum shrinks, >= 0, and its limit.
-        k_d: how strongly others are rotated, >= 0.
-        kappa: how much the momentum's length counts in the confidence, >= 0.
-        eps: norms below it count as zero, > 0.
+        k_s, beta_max: how strongly a tensor's component against the momentum shrinks, >= 0, and the limit.
+        k_d: how strongly a tensor with a cosine in 0..c_ok is rotated, >= 0.
+        kappa: how much the momentum's length reduces the confidence, >= 0.
+        eps: norms below ``eps`` count as zero, > 0.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(2), fastagg.Aligned(), fastagg.Nesterov(lr=1.0, momentum=0.5))
@@ -81,8 +81,9 @@ class Mixing(Direction):
     With SGD and ``lr = alpha`` this is FedAsync's ``x <- (1-a_t)*x + a_t*x_i^K`` (the AsyncFedED paper, Eq. 40).
 
     Args:
-        normalize: D is also multiplied by the client's samples (1 with ``weighting="uniform"``), divided by this
-            number, > 0: the share among all clients (APPFL). None: samples have no effect.
+        normalize: a number > 0. D is multiplied by s / normalize, where s is the client's number of samples (1 with
+            ``weighting="uniform"``). With the samples of all clients as normalize, the factor is the client's share, as
+            in APPFL. None: D is not scaled by samples.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), fastagg.Mixing(), fastagg.SGD(lr=1.0))
