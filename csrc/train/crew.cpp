@@ -11,8 +11,7 @@ namespace fastagg::train {
 Crew::Crew(int64_t threads) : process_(getpid()) {
   try {
     for (int64_t i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
-  } catch (const std::exception&) {  // the system has no more threads: a caller that waits for a task that has not
-                                     // begun trains it itself
+  } catch (const std::exception&) {  // the system has no more threads: then callers train their tasks
   }
 }
 

@@ -1,4 +1,5 @@
-// Threads that train clients ahead of time. A caller that waits for a task that no thread has begun trains it itself.
+// Threads that train clients ahead of time. If no thread has begun a task, the caller that waits for it trains it
+// itself.
 #pragma once
 
 #include <condition_variable>
@@ -24,7 +25,7 @@ struct CrewTask {
 
 class Crew {
  public:
-  // A forked child has no threads and cannot wait for them. There a crew is neither used nor ended.
+  // Makes a crew. In a forked child a crew is neither used nor destroyed, because the child has none of its threads.
   static std::shared_ptr<Crew> make(int64_t threads);
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
@@ -40,9 +41,9 @@ class Crew {
   explicit Crew(int64_t threads);
   bool is_here() const;
   void work();
-  // Runs the task without the lock, and then locks it again.
+  // Runs the task without the lock. Then locks the lock again.
   void run(CrewTask& task, std::unique_lock<std::mutex>& lock);
-  bool take(CrewTask& task);  // removes it from the waiting tasks
+  bool take(CrewTask& task);  // removes the task from the waiting tasks; false: the task was not waiting
 
   const int64_t process_;
   std::mutex mutex_;

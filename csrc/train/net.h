@@ -1,9 +1,10 @@
 // A network as a table of layers, with the places of all data that its training reads and writes.
 //
-// Arrays are [samples, height, width, channels] with a border of zeros, and channels are padded to whole lanes. A
-// convolution reads its input through lists of offsets: output row r, tap k is input[windows[r] + reach[k]]. So its
-// forward pass and both gradients are one product (train.inl), and nothing is copied into patches. A linear layer is a
-// convolution whose window is the whole image. The lists do not depend on the instruction set, nor does any sum.
+// Arrays are [samples, height, width, channels] with a border of zeros. Channels are padded to whole lanes. A
+// convolution reads its input through lists of offsets: for output row r, tap k is input[windows[r] + reach[k]]. So the
+// forward pass and both gradients of a convolution are one product each (train.inl), and nothing is copied into
+// patches. A linear layer is a convolution whose window is the whole image. Neither the lists nor the sums depend on
+// the instruction set.
 #pragma once
 
 #include <stdint.h>
@@ -16,43 +17,48 @@ enum LayerKind : int32_t { kConvolution, kMoments, kNormalise, kGroupNorm, kSum,
 
 struct Image {
   int64_t channels, height, width;
-  int64_t border, padded;      // zero pixels around it; channels in memory
-  int64_t row, sample, first;  // steps to the next row and sample, and the first pixel after the border
-  int64_t values, slopes;      // places of both arrays in the workspace; slopes < 0: no gradient is needed
+  int64_t border, padded;  // `border`: zero pixels on each side; `padded`: channels in memory
+  // steps to the next row and to the next sample, and the place of the first pixel after the border
+  int64_t row, sample, first;
+  int64_t values, slopes;  // places of values and gradients in the workspace; slopes < 0: no gradient is needed
 };
 
-// Pixels of a convolution's input that the same taps reach: those of one phase of its strides.
+// The pixels of a convolution's input that the same taps reach. They belong to one phase of the convolution's strides.
 struct Phase {
-  int64_t rows, depth;               // pixels of a group of samples; taps times output channels
+  int64_t rows, depth;               // `rows`: pixels of a group of samples; `depth`: taps times output channels
   const int32_t *targets, *sources;  // by row: offsets in the gradients of the input and of the output
   const int32_t* reach;              // [depth] offsets from a source
-  int64_t weights;                   // the place of its weights among the turned ones
+  int64_t weights;                   // the place of the phase's weights among the turned ones
 };
 
 struct Layer {
   LayerKind kind;
-  bool relu, adds, other_adds;  // adds: a part of the input's gradient is there already
-  int32_t in, other, out;       // images; other: a sum's second term, or -1
-  // Convolutions: pixels of an output, samples in a group, input channels times taps.
+  // `adds`: the gradient of `in` has a part already, to which this layer adds; `other_adds`: the same for `other`
+  bool relu, adds, other_adds;
+  int32_t in, other, out;  // numbers of images; `other`: the second term of a sum, or -1
+  // For convolutions: the pixels of an output, the samples in a group, and input channels times taps.
   int64_t pixels, group, depth;
-  const int32_t *windows, *places,
-      *reach;  // by row of a group: offsets in input and output; by depth: offsets from a window
+  // `windows` and `places`, by row of a group: offsets in the input and in the output; `reach`, by depth: from a window
+  const int32_t *windows, *places, *reach;
   const Phase* phases;
   int64_t phase_count;
-  int64_t weight, bias;  // among the packed parameters, for norms scale and shift; bias < 0: none
+  // places among the packed parameters: weight and bias, or a norm's scale and shift; bias < 0: there is none
+  int64_t weight, bias;
   int64_t kernel[2], stride[2], padding[2];
   int64_t groups, mean, variance;  // for norms; mean and variance are places among the buffers, or -1
   float eps, momentum;
-  int64_t scratch;  // place in the workspace
+  int64_t scratch;  // the place of the layer's scratch in the workspace
 };
 
 struct Net {
   const Image* images;
   const Layer* layers;
-  int64_t layer_count, batch, block;  // the most samples in a batch; the samples that pass the layers together
-  const int32_t* lines;               // 0, 16, 32, ...
-  const int32_t* places;              // [parameters] places of the flat vector's elements among the packed ones
-  const int32_t* turning;             // [turned] places, among the packed weights, of the weights in the phases' order
+  // `batch`: the most samples in a batch; `block`: the samples that pass the layers together
+  int64_t layer_count, batch, block;
+  const int32_t* lines;  // 0, 16, 32, ...
+  // [parameters] for each element of the flat vector, its place among the packed parameters
+  const int32_t* places;
+  const int32_t* turning;  // [turned] places of weights among the packed ones, in the phases' order
   int64_t parameters, packed, turned;
   int64_t weights, gradient, velocity, anchor, turned_weights;  // places in the workspace
 };
@@ -62,14 +68,14 @@ struct TrainCall {
   float* buffers;          // running statistics, changed in place
   const float* x;          // [samples, channels, height, width]
   const int64_t* labels;   // [samples]
-  const int64_t* index;    // the samples of the batches, one batch after the other
-  const int64_t* lengths;  // [steps]
+  const int64_t* index;    // the samples of all batches, one batch after the other
+  const int64_t* lengths;  // [steps] the number of samples of each batch
   int64_t steps;
   float lr, momentum, weight_decay, mu;
-  bool gradient;  // return one gradient and not a delta
+  bool gradient;  // whether `out` gets one gradient in place of a delta
   float* out;     // the flat result
-  float*
-      outputs;  // if not null: nothing is learned, and this gets the samples' outputs, computed with running statistics
+  // If not null, nothing is learned, and `outputs` gets the samples' outputs. Norms then use running statistics.
+  float* outputs;
 };
 
 }  // namespace fastagg::train

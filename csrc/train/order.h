@@ -1,5 +1,5 @@
-// The same random numbers and permutations as NumPy's, without building its generator, which takes longer than using
-// it.
+// The same random numbers and permutations as NumPy's. NumPy's generator is not built, because that takes longer than
+// drawing the numbers.
 #pragma once
 
 #include <stdint.h>
@@ -25,10 +25,10 @@ class Pcg64 {
     return (word >> turn) | (word << (-turn & 63));
   }
 
-  // 0 to below 1, as Generator.random draws it.
+  // Draws a number from 0 to below 1, as Generator.random does.
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
 
-  // A number in 0..count-1, as NumPy's Generator.integers draws it (Lemire 2019).
+  // Draws a number in 0..count-1, as NumPy's Generator.integers does (Lemire 2019).
   uint32_t below(uint32_t count) {
     const uint32_t least = (0u - count) % count;
     for (;;) {
@@ -37,7 +37,7 @@ class Pcg64 {
     }
   }
 
-  // A number in 0..limit, as Generator.permutation draws it.
+  // Draws a number in 0..limit, as Generator.permutation does.
   uint32_t upto(uint32_t limit) {
     uint32_t mask = limit;
     for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;

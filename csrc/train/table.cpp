@@ -1,4 +1,4 @@
-// Computes shapes, memory and lists of offsets, once for each network.
+// Computes a network's shapes, memory and lists of offsets. This is done once for each network.
 #include "table.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 namespace fastagg::train {
 namespace {
 
-constexpr int64_t kInCache = 1 << 19;  // the most bytes of all images of a block of samples
-constexpr int64_t kLongEnough = 64;    // products with more rows are hardly slowed by an incomplete tile
+constexpr int64_t kInCache = 1 << 19;  // the most bytes that all images of a block of samples take
+constexpr int64_t kLongEnough = 64;    // an incomplete tile hardly slows a product with more rows
 
 void need(bool holds, const std::string& what) {
   if (!holds) throw Refusal(Why::kSetting, "train: " + what);
@@ -25,13 +25,13 @@ void need(bool holds, const std::string& what) {
 
 int64_t whole_groups(int64_t channels) { return (channels + kChannels - 1) / kChannels * kChannels; }
 
-// One side of a convolution, as the input's gradient reads it: for some taps, input pixel i gets output pixel i/stride
-// + reach.
+// One side of a convolution, as the input's gradient reads it. For each tap that reaches a phase, the input pixel i of
+// the phase gets a part from output pixel i + reach.
 struct Side {
   int64_t size, out, kernel, stride, padding;
 
   bool whole() const { return out == 1 && padding == 0 && kernel == size; }
-  // A window that is the whole side reaches every pixel with one tap.
+  // If the window is the whole side, one tap reaches each pixel.
   int64_t phases() const { return whole() ? size : stride; }
   int64_t pixels(int64_t phase) const { return whole() ? 1 : (size - phase + stride - 1) / stride; }
   int64_t pixel(int64_t phase, int64_t i) const { return whole() ? phase : phase + i * stride; }
@@ -122,7 +122,8 @@ class LayerTable::Builder {
     return image(description.kind == "convolution" ? description.channels : in.channels, out[0], out[1]);
   }
 
-  // Makes borders as wide as any reader needs. Layers that go from pixel to pixel have the same geometry on both sides.
+  // Makes borders as wide as any reader needs. A layer that goes from pixel to pixel needs the same border on both
+  // images.
   void share_borders() {
     for (size_t i = 0; i < descriptions_.size(); ++i) {
       if (descriptions_[i].kind != "convolution") continue;
@@ -149,7 +150,8 @@ class LayerTable::Builder {
   void place_pixels() {
     for (Image& each : images_) {
       each.padded = whole_groups(each.channels);
-      // A product reads its left side element by element, so this image's channels need no padding.
+      // A product reads its left side element by element. So the channels of an image that only products read need no
+      // padding.
       if (&each == &images_.front() &&
           std::all_of(descriptions_.begin(), descriptions_.end(), [](const Description& description) {
             return (description.in != 0 || description.kind == "convolution") && description.other != 0;
@@ -170,7 +172,7 @@ class LayerTable::Builder {
 
   void place(int64_t flat, int64_t packed) { to_.places_[static_cast<size_t>(flat)] = static_cast<int32_t>(packed); }
 
-  // Packs a vector by channel.
+  // Packs a vector with an element for each channel. Returns its place.
   int64_t pack_channels(int64_t flat, const Image& image) {
     need(flat >= 0 && flat + image.channels <= to_.parameters_, "parameters outside the model");
     const int64_t first = pack(whole_groups(image.channels));
@@ -197,7 +199,7 @@ class LayerTable::Builder {
   }
 
   void add_layers() {
-    zero_ = pack(kChannels);  // nothing is placed there, so it stays zero
+    zero_ = pack(kChannels);  // no parameter is placed there, so these numbers stay zero
     static const std::map<std::string, LayerKind> kinds{
         {"convolution", kConvolution}, {"batch_norm", kNormalise}, {"group_norm", kGroupNorm}, {"sum", kSum},
         {"max_pool", kMaxPool},        {"mean_pool", kMeanPool},   {"flatten", kFlatten}};
@@ -244,7 +246,7 @@ class LayerTable::Builder {
     to_.layers_.push_back(last);
   }
 
-  // Finds which gradients are computed, and which layers add to an input's gradient that is there already.
+  // Marks images that need gradients, and layers that add to an input's gradient that another layer has written before.
   void mark_parts() {
     learns_.assign(images_.size(), false);
     readers_.assign(images_.size(), 0);
@@ -258,7 +260,7 @@ class LayerTable::Builder {
     }
     std::vector<bool> has_slope(images_.size(), false);
     for (auto each = to_.layers_.rbegin(); each != to_.layers_.rend(); ++each) {
-      if (each->kind == kNormalise) continue;  // the layer of its sums passes the gradient on
+      if (each->kind == kNormalise) continue;  // the layer of the norm's sums passes the gradient on
       each->adds = has_slope[static_cast<size_t>(each->in)];
       has_slope[static_cast<size_t>(each->in)] = true;
       if (each->other < 0) continue;
@@ -287,7 +289,7 @@ class LayerTable::Builder {
     for (auto each = to_.layers_.rbegin(); each != to_.layers_.rend(); ++each) {
       Image& in = images_[static_cast<size_t>(each->in)];
       const Image& out = images_[static_cast<size_t>(each->out)];
-      // A norm's gradient takes the place of the one it comes from, if no other layer adds to it.
+      // A norm's input gradient takes the memory of its output gradient, if no other layer adds to the former.
       if ((each->kind == kMoments || each->kind == kGroupNorm) && in.slopes >= 0 &&
           readers_[static_cast<size_t>(each->in)] == 1)
         in.slopes = out.slopes;
@@ -335,7 +337,7 @@ class LayerTable::Builder {
     net.turned_weights = take(net.turned);
   }
 
-  // Returns the largest number of taps times channels.
+  // Adds a convolution's phases. Returns the largest number of taps times channels in a phase.
   int64_t add_phases(Layer& layer, const Image& in, const Image& out) {
     const Description& description = descriptions_[static_cast<size_t>(layer.out) - 1];
     const Side rows = side(description, in, out, 0), columns = side(description, in, out, 1);
@@ -380,7 +382,7 @@ class LayerTable::Builder {
     return longest;
   }
 
-  // Lists these taps' weights as groups of 16 inputs, each [taps, out].
+  // Lists the places of these taps' weights as groups of 16 inputs, each [taps, out]. Returns the list's place.
   int64_t turn(const Layer& layer, const Image& in, const Image& out, const std::vector<int64_t>& taps) {
     const auto first = static_cast<int64_t>(to_.turning_.size());
     const int64_t depth = static_cast<int64_t>(taps.size()) * out.channels;
@@ -434,7 +436,7 @@ void LayerTable::train(const TrainCall& call) {
       memory_->idle.pop_back();
     }
   }
-  // Borders and padded channels are zeros, and are never written.
+  // Borders and padded channels must be zeros. Training never writes to them.
   if (memory == nullptr) {
     const size_t nbytes = static_cast<size_t>(workspace_) * sizeof(float);
     memory = store::block_of(nbytes);

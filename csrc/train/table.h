@@ -11,12 +11,12 @@
 
 namespace fastagg::train {
 
-// A layer as Python describes it. Images are numbered: 0 is the input, i+1 the output of the i-th layer.
+// A layer as Python describes it. Images are numbered: image 0 is the input, and image i+1 is the output of layer i.
 struct Description {
   std::string kind;  // convolution, batch_norm, group_norm, sum, max_pool, mean_pool, flatten
   int64_t in = 0, other = -1;
   bool relu = false;
-  int64_t channels = 0;  // of a convolution's output
+  int64_t channels = 0;  // the number of channels of a convolution's output
   std::array<int64_t, 2> kernel{1, 1}, stride{1, 1}, padding{0, 0};
   int64_t groups = 1;
   float eps = 0.0f, momentum = 0.0f;
@@ -27,7 +27,7 @@ struct ImageShape {
   int64_t channels, height, width;
 };
 
-// Owns a network's lists. Any number of threads may train on one.
+// Owns a network's lists. Any number of threads may train on one table.
 class LayerTable {
  public:
   // `batch`: the most samples in a batch. Throws Refusal (csrc/refusal.h) if the layers do not fit together.
@@ -39,9 +39,9 @@ class LayerTable {
 
   int64_t outputs() const { return images_.back().channels; }
   int64_t batch() const { return net_.batch; }
-  // The caller has checked the numbers: lengths are 1..batch, and indices and labels are in their ranges.
+  // Trains a client. The caller must have checked that lengths are 1..batch and that indices and labels are in range.
   void train(const TrainCall& call);
-  // Writes the outputs for `samples` inputs, one after the other, using the running statistics.
+  // Writes the outputs for `samples` inputs, one after the other. Norms use the running statistics.
   void evaluate(const float* start, float* buffers, const float* x, int64_t samples, float* outputs);
 
  private:

@@ -9,7 +9,7 @@ using train::Net;
 using train::Phase;
 using train::TrainCall;
 
-constexpr int64_t kPart = 64;  // the pixels of one step of a gradient's product, which stay in the L1 cache
+constexpr int64_t kPart = 64;  // the pixels of one step of a gradient's product; these pixels stay in the L1 cache
 
 FASTAGG_FN F splat(float value) { return value - F{}; }  // F{} + value would turn -0 into 0
 FASTAGG_FN F at(const float* from) { return vector_at<F>(from); }
@@ -29,9 +29,10 @@ struct Work {
   float* gradient(int64_t place) const { return memory + net.gradient + place; }
 };
 
-// out[out_rows[r]] (+)= init + sum over j of a[rows[r] + columns[j]] * b[lines[j]], for groups of 16 columns of b.
+// A product: out[out_rows[r]] (+)= init + sum over j of a[rows[r] + columns[j]] * b[lines[j]], for groups of 16 columns
+// of b.
 struct Product {
-  int64_t rows, depth, width;  // width: columns that are used; the others, up to a group's end, are zeros
+  int64_t rows, depth, width;  // `width`: columns that are used; other columns, up to a group's end, are zeros
   const float* a;
   const int32_t *row, *column;
   const float* b;
@@ -44,12 +45,12 @@ struct Product {
   bool add, relu;
 };
 
-// A tile of a product: rows and groups, each group as some vectors. It fits the registers.
+// A tile of a product: some rows times some groups, where a group is some vectors. A tile's sums fit in the registers.
 template <typename Vector, int64_t Vectors, int64_t Rows, int64_t Groups>
 struct Tile {
   static constexpr int64_t kLanes = sizeof(Vector) / sizeof(float), kWide = Groups * Vectors;
 
-  // Computes at most `Height` rows from r on, of some groups. `Dense`: lines of b follow each other.
+  // Computes at most `Height` rows from row r on, of `Groups` groups. `Dense`: lines of b follow each other in memory.
   template <int64_t Height, bool Dense>
   FASTAGG_FN void compute(const Product& p, int64_t group, int64_t r) {
     const int64_t rows = p.rows - r, b_group = p.b_group;
@@ -99,7 +100,7 @@ struct Tile {
     if (r < p.rows) compute<Rows / 2, Dense>(p, group, r);
   }
 
-  // Computes all whole tiles from a group on. Returns the first group that is left.
+  // Computes all whole tiles from `group` on. Returns the first group that is not computed.
   static int64_t groups(const Product& p, int64_t group) {
     for (; (group + Groups - 1) * kChannels < p.width; group += Groups)
       p.line ? rows<false>(p, group) : rows<true>(p, group);
@@ -135,8 +136,8 @@ FASTAGG_FN void for_vectors(const Image& image, int64_t first, int64_t last, Act
   });
 }
 
-// Calls act(channel, sums) with the sums over one sample's pixels of `each(offset, channel)`, which returns `Count`
-// vectors. Four partial sums are added at the end, so that additions need not wait for each other.
+// Calls act(channel, sums) with sums over one sample's pixels. each(offset, channel) returns the `Count` vectors that
+// are summed. There are four partial sums, which are added at the end, so that additions need not wait for each other.
 template <int Count>
 struct LaneSums {
   F of[Count];
@@ -206,7 +207,8 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
                w.net.lines, layer.depth * kChannels, nullptr, s + j != 0, false});
     }
     if (in.slopes < 0) continue;
-    // A few rows of every phase at a time, because all phases read the same part of the output's gradient.
+    // The loop takes a few rows of every phase at a time, because all phases read the same part of the output's
+    // gradient.
     int64_t largest = 0;
     for (int64_t i = 0; i < layer.phase_count; ++i)
       largest = layer.phases[i].rows > largest ? layer.phases[i].rows : largest;
@@ -222,7 +224,7 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
   }
 }
 
-// y = x*scale + shift by channel. The vectors begin at `scale` and `shift`.
+// Computes y = x*scale + shift by channel. The channels' factors begin at `scale`, and their terms at `shift`.
 FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t last, const float* scale,
                        const float* shift) {
   const Image& image = w.net.images[layer.out];
@@ -237,8 +239,8 @@ FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t
   });
 }
 
-// The gradient behind a norm's ReLU, which passes where `scaled` gave more than zero. It reads only what the gradient
-// needs anyway.
+// The gradient behind a norm's ReLU. It is dy where `scaled` gave more than zero, else 0. The output is computed again
+// from x, which the gradient needs anyway.
 struct Slope {
   const Layer& layer;
   const float *scale, *shift;
@@ -248,7 +250,7 @@ struct Slope {
   }
 };
 
-// dx (+)= dy*a + x*b + c by channel. Both gradients may be the same array.
+// Computes dx (+)= dy*a + x*b + c by channel. dx and dy may be the same array.
 FASTAGG_FN void scaled_back(const Work& w, const Slope& slope, int64_t first, int64_t last, const float* a,
                             const float* b, const float* c) {
   const Layer& layer = slope.layer;
@@ -279,7 +281,7 @@ FASTAGG_FN void slope_sums(const Work& w, const Slope& slope, int64_t sample, co
       act);
 }
 
-// BatchNorm. Its scratch: mean, sum of squares about the mean, then the vectors of `scaled` and `scaled_back`.
+// BatchNorm. Its scratch has mean, sum of squares about the mean, then the vectors of `scaled` and `scaled_back`.
 struct Norm {
   float *mean, *squares, *inverse, *scale, *shift, *beta, *gamma;
   Norm(const Work& w, const Layer& layer) {
@@ -293,7 +295,7 @@ struct Norm {
   }
 };
 
-// Adds samples to the mean and the squares of earlier ones (Chan, Golub and LeVeque 1979).
+// Adds samples to the mean and the sum of squares of earlier samples (Chan, Golub and LeVeque 1979).
 void moments(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   if (w.call.outputs) return;
   const Norm norm(w, layer);
@@ -354,7 +356,7 @@ void normalise_back(const Work& w, const Layer& layer, int64_t first, int64_t la
     });
 }
 
-// dx = scale*(dy - beta/n - (x - mean)*inverse^2*gamma/n), as a*dy + b*x + c.
+// Prepares dx = scale*(dy - beta/n - (x - mean)*inverse^2*gamma/n) in the form a*dy + b*x + c.
 void finish_normalise_back(const Work& w, const Layer& layer) {
   const Norm norm(w, layer);
   const Image& image = w.net.images[layer.in];
@@ -375,8 +377,8 @@ void moments_back(const Work& w, const Layer& layer, int64_t first, int64_t last
   scaled_back(w, slope, first, last, norm.scale, norm.gamma, norm.squares);
 }
 
-// GroupNorm. Its scratch: sums by channel, the vectors of `scaled` and `scaled_back`, then mean and inverse deviation
-// of every sample's channels.
+// GroupNorm. Its scratch has sums by channel, the vectors of `scaled` and `scaled_back`, then the mean and the inverse
+// deviation of every sample's channels.
 struct GroupScratch {
   float *sums, *products, *scale, *shift, *slope, *rest, *own;
   int64_t padded;
@@ -390,7 +392,7 @@ struct GroupScratch {
   }
   float* mean(int64_t sample) const { return own + 2 * sample * padded; }
   float* inverse(int64_t sample) const { return own + (2 * sample + 1) * padded; }
-  // Sets the factors and the terms of the sample's values.
+  // Sets `scale` and `shift` for the sample's values.
   void transform(int64_t sample, const float* gain, const float* offset) const {
     for (int64_t c = 0; c < padded; ++c) {
       scale[c] = inverse(sample)[c] * gain[c];
@@ -514,7 +516,8 @@ void flatten_back(const Work& w, const Layer& layer, int64_t first, int64_t last
               [&](int64_t to, int64_t from) { dx[to] = layer.adds ? dx[to] + dy[from] : dy[from]; });
 }
 
-// Calls act(output offset, first tap's offset, taps by side) for each window and channel vector of a pooling layer.
+// Calls act(output offset, first tap's offset, taps by side) for each vector of channels in each window of a pooling
+// layer.
 template <typename Act>
 FASTAGG_FN void for_windows(const Work& w, const Layer& layer, int64_t first, int64_t last, Act act) {
   const Image &in = w.net.images[layer.in], &out = w.net.images[layer.out];
@@ -561,7 +564,7 @@ void pool_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const F share = splat(1.0f / static_cast<float>(layer.kernel[0] * layer.kernel[1]));
   for_windows(w, layer, first, last, [&](int64_t to, int64_t from, int64_t rows, int64_t columns) {
     const F slope = at(dy + to), largest = at(y + to);
-    I left = ~I{};  // the first of equal values gets the gradient
+    I left = ~I{};  // lanes without a hit so far: the first of equal values gets the gradient
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j) {
         const int64_t place = from + i * in.row + j * in.padded;
@@ -576,7 +579,7 @@ void pool_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   });
 }
 
-// Sets the gradient of the mean loss with respect to the outputs.
+// Computes the gradient of the mean loss with respect to the outputs.
 void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const Image& image = w.net.images[layer.in];
   const int64_t classes = image.channels;
@@ -647,9 +650,9 @@ void backward(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   }
 }
 
-// Computes all gradients of one batch, or only its outputs. A block of samples passes layer after layer while it is in
-// the cache. It stops where all samples must be there first: at BatchNorm's sums, and at layers of one pixel, whose
-// products need many samples.
+// Computes all gradients of one batch, or only its outputs. A block of samples passes layer after layer while the block
+// is in the cache. The block waits where all samples must have arrived first: at BatchNorm's sums, and at layers of one
+// pixel, whose products need many samples.
 void run_batch(const Work& w) {
   const Net& net = w.net;
   const int64_t passes = w.call.outputs ? net.layer_count - 1 : 2 * net.layer_count;

@@ -1,4 +1,4 @@
-"""FedEcho's server-side distillation: unlabelled data, the clients' logits on it, and the student."""
+"""FedEcho's distillation on the server: the unlabelled data, the clients' logits for these data, and the student."""
 
 from fastagg.distill.settings import Distillation
 from fastagg.distill.student import Student

@@ -21,17 +21,17 @@ class Distillation:
     the arriving client's statistics, and the student uses those of the new global model.
 
     Args:
-        model: an nn.Module with the server's parameters, in the server's order. It is copied. It returns logits,
-            [batch, C] or [batch, ..., C], or an object with an attribute ``logits``.
+        model: an nn.Module with the server's parameters, in the server's order. The server copies the module. Calling
+            it returns logits, [batch, C] or [batch, ..., C], or an object with an attribute ``logits``.
         unlabelled: the inputs without labels: a tensor [N, ...]; a mapping of tensors, passed as keywords; a Dataset
             (of inputs, or of tuples that begin with them); or the path of an .npy, .npz or .pt file.
         samples: how many inputs to use, drawn once with the server's seed. None: all.
-        alpha: the weight of the KL term. ``(alpha_min, alpha_max)``: the teachers' entropy chooses a value in this
-            range (Eq. 4). Or one number.
+        alpha: the weight of the KL term: one number, or ``(alpha_min, alpha_max)``. With a pair, the teachers' entropy
+            chooses a value in this range (Eq. 4).
         clip_norm: nu, the largest Euclidean norm of a gradient (Eq. 2); None: no clipping.
         lr, betas, eps: settings of Adam, with bias correction. Moments start from zero at every version.
-        steps: Q, the steps per version; None: one pass over the samples. The paper does not give it.
-        batch_size: samples per step. The paper does not give it.
+        steps: Q, the steps per version; None: one pass over the samples. The paper does not give Q.
+        batch_size: samples per step. The paper does not give the number.
         inference_batch_size: samples per forward pass of a teacher.
         shape: images are resized to this shape, (channels, height, width); None: inputs stay as they are.
         forward: ``forward(model, inputs) -> logits``, if calling the model is not enough.

@@ -1,4 +1,4 @@
-"""Runs a user's module on parameters in a flat vector, for the logits of clients and for distillation."""
+"""Runs a user's module with parameters from a flat vector. The results are clients' logits, or a loss's gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastagg.model import Layout
 
 
 class Student:
-    """A copy of the module. Its parameters are views of the flat vector that it is bound to.
+    """A copy of the module. Its parameters are views of a flat vector, which :meth:`bind` sets.
 
     Args:
         settings: the module, and how to run it.
@@ -27,7 +27,7 @@ class Student:
     Attributes:
         rows_per_sample: 1 for a classifier; the number of tokens if every token has logits.
         classes: C.
-        copies: whether its parameters are copies instead of views.
+        copies: whether the module's parameters are copies instead of views.
     """
 
     def __init__(
@@ -45,7 +45,8 @@ class Student:
         self._parameters = [p for p in self.module.parameters() if p.requires_grad]
         if any(p.dtype not in (torch.float32, torch.float16, torch.bfloat16) for p in self._parameters):
             raise ConfigError("distill.model: expected parameters in float32, float16 or bfloat16")
-        # Whether the module holds copies in its own type. They are made again each time the vector changes.
+        # A module with parameters of another type than fp32 holds copies. They are made again each time the vector
+        # changes.
         self.copies = any(p.dtype is not torch.float32 for p in self._parameters)
         with torch.no_grad():
             rows, self.classes = self._run(take(inputs, slice(0, 1))).shape
@@ -56,7 +57,8 @@ class Student:
         return length(self.inputs) * self.rows_per_sample
 
     def bind(self, flat: Tensor, buffers: Tensor) -> None:
-        """Use ``flat`` [d] and the running statistics ``buffers`` from now on. fp32 parameters become views of it."""
+        """Use the parameters ``flat`` [d] and the statistics ``buffers`` from now on. fp32 parameters become views
+        of ``flat``."""
         flat = torch.from_dlpack(flat)  # torch.autograd refuses a tensor that was made in inference_mode
         held = dict(self.module.named_parameters())
         statistics = dict(self.module.named_buffers())
@@ -69,7 +71,8 @@ class Student:
                 statistics[entry.name].copy_(view)
 
     def logits(self, index: Tensor | slice) -> Tensor:
-        """Return the logits of the samples in ``index``, [rows, C]. They are differentiable, if gradients are on."""
+        """Return the logits of the samples in ``index``, [rows, C]. If gradients are on, the logits are
+        differentiable."""
         inputs = take(self.inputs, index)
         logits = self._run(inputs)
         expected = (length(inputs) * self.rows_per_sample, self.classes)

@@ -1,4 +1,4 @@
-"""Every client's latest logits on the unlabelled set, and their mean (FedEcho, Algorithm 1, lines 5 and 14)."""
+"""Every client's latest logits for the unlabelled data, and their mean (FedEcho, Algorithm 1, lines 5 and 14)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fastagg.storage.cell import SwapCell
 
 
 class LogitsTotal(NamedTuple):
-    """The sum of all clients' logits, and its counts."""
+    """The sum of all clients' logits, and the numbers that belong to the sum."""
 
     sum: Tensor
-    heard: int = 0  # number of clients that have sent logits
+    heard: int = 0  # the number of clients that have sent logits
     arrivals: int = 0
     spare: int = 0  # the slot to write next
-    used: int = 1  # number of slots that were written at least once, or are spare
+    used: int = 1  # the number of slots that were written at least once, or are spare
 
 
 class LogitsWrite(NamedTuple):
-    """A client's new logits, written to a slot that is not in use yet."""
+    """A client's new logits, which are in a slot that nobody reads yet."""
 
     after: LogitsTotal
     moves: list[Move]  # the changes that make the new logits the client's
@@ -35,8 +35,8 @@ class LogitsWrite(NamedTuple):
 class Teachers:
     """A row of ``rows*classes`` logits per client, and their running sum. An arrival costs O(rows*classes) for any n.
 
-    A client's new row goes to a spare slot, and its old slot becomes the spare one. Nothing has changed until the moves
-    are made. The sum is in fp64, so even after a million changes it equals the sum of all rows.
+    A client's new row goes to the spare slot, and the client's old slot becomes the spare one. Nothing changes until
+    the moves are made. The sum is in fp64, so even after a million changes it equals the sum of all rows.
 
     Args:
         num_clients: n.
@@ -55,7 +55,8 @@ class Teachers:
         self.now = LogitsTotal(torch.zeros(rows * classes, dtype=torch.float64, device=device))
 
     def put(self, client: int, logits: Tensor) -> LogitsWrite:
-        """Store a client's logits, [rows*classes] fp32, finite. They replace the old ones when the moves are made."""
+        """Store a client's logits, [rows*classes] fp32, finite. When the moves are made, they replace the client's
+        old logits."""
         now, old = self.now, int(self.slots[client])
         stored = memory.zeros(self.cache.size, self.cache.device)
         ops.cached_step_(

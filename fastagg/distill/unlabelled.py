@@ -1,4 +1,4 @@
-"""Reads unlabelled inputs from tensors, mappings, Datasets and files. The result is one tensor, or tensors by name."""
+"""Reads unlabelled inputs from tensors, mappings, Datasets and files. Inputs are one tensor, or a dict of tensors."""
 
 from __future__ import annotations
 

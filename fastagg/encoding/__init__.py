@@ -1,4 +1,4 @@
-"""Formats in which clients send encoded updates, and error feedback."""
+"""Encodes clients' updates, with error feedback."""
 
 from fastagg.encoding.encode import ErrorFeedback, TopK, encode
 from fastagg.storage.encoded import Encoded

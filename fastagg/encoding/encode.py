@@ -28,12 +28,12 @@ UNBIASED = frozenset(name for name, unbiased in _FORMATS.items() if unbiased)  #
 class TopK:
     """A format in which only the elements with the largest magnitudes are sent. All others become zero.
 
-    It is biased. Use :class:`ErrorFeedback`, which sends later what is not sent now.
+    The format is biased. Use :class:`ErrorFeedback`, which sends later what is not sent now.
 
     Args:
-        share: the share of elements that is sent, in (0, 1]. At least one is sent.
-        values: their type: ``fp32`` (8 bytes each, with the index), ``bf16`` (6), ``int8`` (5) or ``int2`` (4.25:
-            two bits, as SparseLoCo, arXiv 2603.08163). All but fp32 are rounded without bias.
+        share: the share of elements that is sent, in (0, 1]. At least one element is sent.
+        values: the type of the sent elements: ``fp32`` (8 bytes each, with the index), ``bf16`` (6), ``int8`` (5) or
+            ``int2`` (4.25: two bits, as SparseLoCo, arXiv 2603.08163). All but fp32 are rounded without bias.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -54,10 +54,11 @@ class ErrorFeedback:
     """Keeps the part of a client's updates that an inexact format has not sent yet (Seide et al. 2014; Karimireddy et
     al. 2019).
 
-    ``e <- decay*e + delta; send c = C(e); e <- e - decode(c)``. Each client has one, and saves it with its own state.
+    ``e <- decay*e + delta; send c = C(e); e <- e - decode(c)``. Each client has one object, and saves the object's
+    state with its own.
 
     Args:
-        decay: the factor on what was not sent, in [0, 1].
+        decay: the factor on the part that was not sent, in [0, 1].
 
     Attributes:
         residual: e, fp32 [d]; None before the first update.
@@ -99,7 +100,7 @@ class ErrorFeedback:
 
 
 def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFeedback | None = None) -> Encoded:
-    """Return an update in a format that is 2 to 100 times smaller. A server takes it without decoding it first.
+    """Return an update in a format that is 2 to 100 times smaller. A server takes the result without decoding it first.
 
     =============== ============================================= ================= ========
     format          what is sent                                  bytes a parameter unbiased
@@ -117,7 +118,7 @@ def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFe
             statistics and counters in it are left out.
         format: one of the formats above.
         seed: the seed of the rounding, 0..2^64-1. Updates with the same seed are rounded with the same random numbers,
-            so give each its own, such as the task's id. With ``feedback`` one seed for each client is enough.
+            so give each update its own, such as the task's id. With ``feedback`` one seed for each client is enough.
         feedback: adds the part that this client has not sent yet, and keeps the part that is not sent now.
 
     Returns:

@@ -1,13 +1,13 @@
 """Converts a model to one flat vector and back.
 
 Trainable parameters are in one fp32 vector, one after the other, in the model's own order. Buffers (BatchNorm's running
-statistics and counters) are kept separately: an optimizer does not step them, and they are not part of norms, caches or
-moments. Frozen parameters, and second names of tied ones, are kept but never aggregated.
+statistics and counters) are kept separately: an optimizer does not step them, and norms, caches and moments do not
+include them. Frozen parameters, and second names of tied ones, are kept but never aggregated.
 
 A module declares its parameters and its registered buffers. Everything else in its state, such as the scales of packed
-weights, is kept. A state_dict or a list declares nothing. There BatchNorm's buffers are recognised by their names, and
-other floating-point arrays are parameters. Integer arrays are counters only if their name is ``num_batches_tracked``.
-The setting ``buffers`` overrides this. A warning names arrays that are kept for none of these reasons.
+weights, is kept. A state_dict or a list declares nothing. In these, BatchNorm's buffers are recognised by their names,
+and other floating-point arrays are parameters. Integer arrays are counters only if their name is
+``num_batches_tracked``. The setting ``buffers`` overrides this. A warning names arrays kept for no such reason.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces, as_array, as_pieces, as_tensor, is_plain_fp32, plain_pieces
 
 Form = Literal["module", "state_dict", "list", "flat"]
-# alias: a second name of a tied parameter. constant: it never changes (a frozen parameter, a mask, opaque state).
+# alias: a second name of a tied parameter. constant: an array that never changes (frozen, a mask, or opaque state).
 Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
 
-# A state_dict does not mark buffers. Arrays with these names are BatchNorm's running statistics.
+# A state_dict does not mark buffers. Arrays with such names are BatchNorm's running statistics.
 _RUNNING = ("running_mean", "running_var")
 _LIKE_BUFFERS = re.compile(
     r"(^|[._])((running|moving|ema|avg|cluster_size|queue|shadow|usage)([._]|$)|(mean|std|absmax|codebook|inv_freq)$)"
 )
 
-_AT_ONCE = 2**18  # models with fewer parameters are subtracted in one call
+_AT_ONCE = 2**18  # a model with fewer parameters is subtracted in one call
 _MODEL = "an nn.Module, a state_dict, a list of arrays or a 1-D array"
 
 Tied = Sequence[Sequence[str | int]]
@@ -54,9 +54,10 @@ class Entry:
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # its name in torch, such as "float32"
+    dtype: str  # the name of the type in torch, such as "float32"
     role: Role
-    offset: int  # in the vector of its role (parameters, buffers) or in the list of its role (counters, constants)
+    # the place in the vector of the role (parameters, buffers) or in the list of the role (counters, constants)
+    offset: int
 
     @property
     def size(self) -> int:
@@ -80,7 +81,7 @@ class ModelState(NamedTuple):
 
 
 class SavedModel(NamedTuple):
-    """A server's ``params`` that continue another server: its layout, its state and, if known, its key for noise."""
+    """The ``params`` of a server that continues another one: the layout, the state and, if known, the key for noise."""
 
     layout: Layout
     state: State
@@ -89,14 +90,14 @@ class SavedModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a model that :func:`fastagg.parts` has cut. It is the ``params`` of a server.
+    """A part of a model that :func:`fastagg.parts` has cut. A server takes it as its ``params``.
 
     Attributes:
-        layout: the layout of this part alone.
-        arrays: its arrays, in the form of the whole model: a mapping of some of its names, or a list. None: there is
-            only a layout.
-        by_part: whether rules that need the whole model may use this part alone instead.
-        is_whole: whether it is the only part.
+        layout: the layout of this part only.
+        arrays: the part's arrays, in the form of the whole model: a mapping of some of its names, or a list. None:
+            there is only a layout.
+        by_part: whether rules that need the whole model may use only this part instead.
+        is_whole: whether the model has no other part.
     """
 
     layout: Layout
@@ -105,7 +106,7 @@ class Part:
     is_whole: bool = False
 
     def fitting(self, buffers: Mapping[str, str] | None, tied: Tied | None) -> Layout:
-        """Return the part's layout. Raises ConfigError if a setting of the server contradicts it."""
+        """Return the part's layout. Raise ConfigError if a setting of the server contradicts it."""
         parameters = [e.name for e in self.layout.entries if e.role == "parameter" and self.layout.form != "module"]
         for name, setting in (
             ("tied", tied),
@@ -143,7 +144,7 @@ class Layout:
         self.size = sum(entry.size for entry in self._by_role["parameter"])
         self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
         self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
-        # The largest magnitude that every parameter's own type can hold.
+        # The largest magnitude that the types of all parameters can hold.
         self.largest = min((torch.finfo(getattr(torch, e.dtype)).max for e in self._by_role["parameter"]), default=0.0)
         self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
         self.bounds = Bounds.of(
@@ -151,7 +152,7 @@ class Layout:
         )
 
     def ends(self) -> list[int]:
-        """Return where each trainable tensor ends in the vector."""
+        """Return the place after the last element of each trainable tensor, in the flat vector."""
         return [entry.offset + entry.size for entry in self._by_role["parameter"] if entry.size]
 
     @classmethod
@@ -160,12 +161,12 @@ class Layout:
 
         Args:
             params: the model.
-            buffers: how the buffers whose names match a pattern change, as in the server's setting.
+            buffers: a mode for each pattern of buffers' names, as in the server's setting.
             tied: the names of arrays that are one parameter. None: arrays that share their memory are one.
 
         Raises:
             DTypeMismatch: an array is complex, sparse or quantised, or a flat model is not floating point.
-            ShapeMismatch: ``params`` has none of these forms, or no parameter that trains, or is lazy.
+            ShapeMismatch: ``params`` has none of these forms, no parameter that trains, or lazy arrays.
             ConfigError: ``buffers`` or ``tied`` do not fit the arrays.
         """
         memory.without_parents_threads()
@@ -243,7 +244,7 @@ class Layout:
             names |= {str(twin): str(group[0]) for twin in group}
         shared = SharedParameters(names if roles is not None or tied is not None else None)
         kept: list[str] = []
-        packed: set[str] = set()  # names of integer arrays, below which the names of their scales lie
+        packed: set[str] = set()  # names of integer arrays; their scales have names below these
         for name, value in arrays:
             stated = (roles or {}).get(name)
             try:
@@ -273,7 +274,7 @@ class Layout:
         return cls(form, entries, constants)
 
     def of_some(self, arrays: Mapping[str, object], buffers: Mapping[str, str]) -> Layout:
-        """Return the layout of some of the arrays, with the roles that they have here."""
+        """Return the layout of some of the arrays, with the roles that the arrays have in this layout."""
         first = {(e.offset, e.size): e.name for e in self.entries if e.role == "parameter"}
         second = [e for e in self.entries if e.role == "alias" and e.size and e.name in arrays]
         aliases = {e.name: first[e.offset, e.size] for e in second}
@@ -316,7 +317,7 @@ class Layout:
                     said = f"params {entry.name!r}: fp32 holds {peak:g} in steps of {step:g}; smaller changes are lost"
                     _checks.warn(said)
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
-        # Rounding could move a number out of the range of fp16.
+        # Rounding to `dtype` could move a number out of the range of its parameter's own type, fp16.
         may_leave = dtype is not torch.float32 and not self.all_fp32
         if may_leave or not ops.inspect(flat).finite:
             self._check_finite(flat)
@@ -335,8 +336,8 @@ class Layout:
         return memory.zeros(self.buffer_size, device), counters
 
     def parts(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Return name, shape and role (csrc/engine/reported.h) of every array of an update. Return an empty list if
-        native code cannot read such updates."""
+        """Return name, shape and role (csrc/engine/reported.h) of every array of an update. The list is empty if native
+        code cannot read updates of this layout."""
         parts = []
         for e in self.entries:
             if e.role in ("constant", "alias") or e.size == 0 or (e.role == "counter" and e.dtype != "int64"):
@@ -348,8 +349,8 @@ class Layout:
         """Divide an update into its parts. Contiguous arrays are not copied.
 
         ``update`` is a flat 1-D array of d elements, an :class:`fastagg.Encoded`, or has the form of the model: an
-        nn.Module or a mapping from names if the model had names. For every model it may also be a list of arrays, only
-        parameters or with the buffers, or a ModelState. Either all buffers or none must be given.
+        nn.Module or a mapping from names if the model had names. For every model it may also be a ModelState, or a list
+        of arrays, with or without the buffers. Either all buffers or none must be given.
 
         Raises:
             ShapeMismatch: the form, names, number of arrays, shape or length is wrong.
@@ -389,7 +390,7 @@ class Layout:
             by_role[entry.role].append((label, array))
         buffers = counters = None
         if by_role["buffer"]:
-            # Statistics may have any floating-point type, because they are averaged and no optimizer steps them.
+            # Statistics may have any floating-point type, because they are only averaged.
             buffers = _pieces([(label, _fp32(label, array)) for label, array in by_role["buffer"]])
         if by_role["counter"] and len(by_role["counter"]) == len(
             self._by_role["counter"]
@@ -411,7 +412,7 @@ class Layout:
             raise ShapeMismatch(f"{what}: expected two vectors and a list of counters, of lengths {sizes}")
 
     def _arrays(self, params: object, what: str = "params") -> Mapping[str, object]:
-        """Return arrays by name, after checking that the names are the model's."""
+        """Return arrays by name. Raise ShapeMismatch if the names are not the model's."""
         if isinstance(params, Part):
             params = params.arrays
         if isinstance(params, nn.Module):
@@ -435,7 +436,7 @@ class Layout:
             return params
         if isinstance(params, (list, tuple)):
             full = [e.name for e in self.entries]
-            kept = [e.name for e in self.entries if e.role in self._by_role]  # the arrays that a difference has
+            kept = [e.name for e in self.entries if e.role in self._by_role]  # the arrays of a difference
             short = [e.name for e in self._by_role["parameter"]]
             for names in (full, kept, short):
                 if len(params) == len(names):
@@ -448,8 +449,8 @@ class Layout:
     def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor], *, as_held: bool = False) -> Arrays:
         """Return the model in its original form: a dict for modules and state_dicts, a list, or the flat tensor.
 
-        Arrays are views of ``flat`` and ``buffers`` if these have the model's own dtype, or with ``as_held``. Otherwise
-        they are copies in that dtype.
+        Arrays are views of ``flat`` and ``buffers`` if the model's dtype is that of these vectors, or if ``as_held``.
+        Otherwise arrays are copies in the model's dtype.
         """
         if self.form == "flat" and (as_held or flat.dtype is getattr(torch, self.entries[0].dtype)):
             return flat
@@ -462,7 +463,8 @@ class Layout:
         firsts = {(e.offset, e.shape, e.dtype): e.name for e in self._by_role["parameter"]}
         for e in self.entries:
             if e.role == "alias" and (first := firsts.get((e.offset, e.shape, e.dtype))) is not None:
-                arrays[e.name] = arrays[first]  # the same object, so that others can see that they are one
+                # the same object, so that a reader can see that both names are one parameter
+                arrays[e.name] = arrays[first]
             elif e.role == "counter":
                 arrays[e.name] = counters[e.offset]
             elif e.role == "constant":
@@ -490,7 +492,7 @@ class Layout:
 
     def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Arrays:
         """Return :meth:`views` in new memory, which the caller may write to. Parameters are in one new vector."""
-        # The others are copied anyway.
+        # `views` copies the other arrays anyway, because their dtype is not that of `flat`.
         if any(getattr(torch, e.dtype) is flat.dtype for e in self._by_role["parameter"]):
             flat = flat.clone()
         made = self.views(flat, buffers.clone(), [counter.clone() for counter in counters])
@@ -545,7 +547,7 @@ class Layout:
         return self.formed(result)
 
     def restored(self, difference: Arrays, model: ModelState) -> Arrays:
-        """Return ``difference`` with ``model``'s values added to its buffers and counters. Its parameters do not
+        """Return ``difference`` with ``model``'s values added to the buffers and counters. Parameters do not
         change."""
         if not self.has_buffers or not isinstance(difference, (Mapping, list, tuple)):
             return difference
@@ -566,17 +568,18 @@ class Layout:
 
 
 class SharedParameters:
-    """Finds which parameters of a model are one: by ``names``, or (None) because they share their memory."""
+    """Finds parameters that are one and the same: by ``names``, or, if ``names`` is None, because they share their
+    memory."""
 
     def __init__(self, names: Mapping[str, str] | None) -> None:
         self.names = names
-        self.same: dict[str, str] = {}  # by second name: the first name of the same memory
+        self.same: dict[str, str] = {}  # by second name: the first name for the same memory
         self._seen: dict[object, str] = {}
         # Keeps arrays alive, so that a mapping that makes its arrays does not use the same memory again.
         self._held: list[object] = []
 
     def first(self, name: str, value: object, array: Tensor) -> str | None:
-        """Return the first name of a parameter that is this one. None: this is the first or the only name."""
+        """Return the first name of a parameter that this one is the same as. None if this name is the first."""
         if self.names is not None:
             first = self._seen.setdefault(self.names.get(name, name), name)
             return None if first == name else first
@@ -592,7 +595,8 @@ class SharedParameters:
         return first
 
     def tell(self, parameters: Sequence[str], kept: Sequence[str]) -> None:
-        """Warn about shared memory, about parameters with the names of buffers, and about arrays that are kept."""
+        """Warn about shared memory, about parameters that have the names of buffers, and about arrays that are only
+        kept."""
         if self.same:
             second, first = next(iter(self.same.items()))
             said = f"params: {second!r} is the same memory as {first!r}, so they are one parameter; if they are two, "
@@ -614,13 +618,13 @@ def _are_groups(tied: object) -> bool:
 
 
 def mode_of(how: Mapping[str, str], name: str) -> str | None:
-    """Return the setting ``buffers`` for the array of this name, or None."""
+    """Return the mode that the setting ``buffers`` gives the array of this name, or None."""
     return next((mode for pattern, mode in how.items() if fnmatchcase(name, pattern)), None)
 
 
 def _role(name: str, array: Tensor, stated: Role | None, how: Mapping[str, str], known: bool) -> Role:
-    """Return an array's role. ``stated`` is the role that a module gives it. ``known``: False if a module, or the
-    array's name, shows that it is neither a parameter nor a buffer."""
+    """Return an array's role. ``stated``: the role that a module gives the array. ``known``: False if a module, or the
+    array's name, shows that the array is neither a parameter nor a buffer."""
     said = None if stated in ("parameter", "alias") else mode_of(how, name)
     if stated in ("alias", "constant") or said == "keep" or _is_extra(name):
         return "alias" if stated == "alias" else "constant"
@@ -642,13 +646,15 @@ def _is_extra(name: str) -> bool:
 
 
 def _below(name: str, others: set[str]) -> bool:
-    """Return whether a name lies below another array's, as ``layer.weight.absmax`` below ``layer.weight``."""
+    """Return whether ``name`` is below the name of another array, as ``layer.weight.absmax`` is below
+    ``layer.weight``."""
     parts = name.split(".")
     return any(".".join(parts[:end]) in others for end in range(1, len(parts)))
 
 
 def _is_mask(array: Tensor, is_buffer: bool) -> bool:
-    """Return whether an array is a mask: some elements are infinite, and in a parameter all others have one value."""
+    """Return whether an array is a mask. Some of its elements are infinite. In a parameter, all others have the same
+    value."""
     if not (is_buffer or array.dim() > 1) or math.isfinite(float(array.float().sum(dtype=torch.float64))):
         return False
     if bool(array.isnan().any()):
@@ -658,7 +664,7 @@ def _is_mask(array: Tensor, is_buffer: bool) -> bool:
 
 
 def _of_float64(entry: Entry, label: str, array: Tensor | np.ndarray) -> Tensor | np.ndarray:
-    """Return an array as fp32 if both it and the model's own array are float64, else unchanged."""
+    """Return an array as fp32 if the array and the model's own array are both float64, else unchanged."""
     own = entry.dtype == "float64" and str(array.dtype) in ("float64", "torch.float64")
     return _fp32(label, array) if own else array
 
@@ -670,7 +676,8 @@ def _native_role(entry: Entry) -> str:
 
 
 def dense(label: str, value: object) -> Tensor:
-    """Return an array as a tensor of real numbers in memory, without a gradient. It is not copied if possible."""
+    """Return an array as a tensor of real numbers in memory, without a gradient. If possible, the array is not
+    copied."""
     try:
         tensor = as_tensor(value)
     except DTypeMismatch as error:
@@ -684,7 +691,7 @@ def dense(label: str, value: object) -> Tensor:
 
 
 def _trained(entry: Entry, value: object) -> Tensor:
-    """Return an array of a trained model. Raises ShapeMismatch or DTypeMismatch."""
+    """Return an array of a trained model. Raise ShapeMismatch or DTypeMismatch if it does not fit."""
     if entry.role == "parameter" and isinstance(value, Tensor) and value.shape == entry.shape and is_plain_fp32(value):
         return value  # this usual case takes a fifth of the time
     label = f"trained model {entry.name!r}"
@@ -716,7 +723,7 @@ def _pieces(arrays: Sequence[tuple[str, Tensor | np.ndarray]]) -> Pieces:
     try:
         return Pieces(array for _, array in arrays)
     except DTypeMismatch:
-        for label, array in arrays:  # find the array that is refused
+        for label, array in arrays:  # find the array that Pieces has refused
             try:
                 Pieces([array])
             except DTypeMismatch as error:
@@ -725,8 +732,8 @@ def _pieces(arrays: Sequence[tuple[str, Tensor | np.ndarray]]) -> Pieces:
 
 
 def _prefix(missing: Sequence[str], extra: Sequence[str], known: Collection[str]) -> str:
-    """Return what to do if a wrapper (DataParallel, torch.compile) has put a prefix before the names. ``known``: all
-    names of the model."""
+    """Return advice if a wrapper (DataParallel, torch.compile) has put a prefix before the names, else "". ``known``:
+    all names of the model."""
     for name in known if missing and extra else ():
         before = str(extra[0]).removesuffix(name)
         if before.endswith(".") and {before + own for own in missing} <= {*extra} <= {before + own for own in known}:

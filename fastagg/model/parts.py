@@ -1,4 +1,4 @@
-"""Cuts a model into parts of whole tensors. Each part is the model of a server of its own, with its own versions."""
+"""Cuts a model into parts of whole tensors. Each part is the model of a separate server, with its own versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastagg.storage.pieces import as_array
 
 
 class PartList(list[Part]):
-    """The parts of a model, each the ``params`` of a server, and the ``layout`` of the whole model."""
+    """The parts of a model, which are each the ``params`` of a server, and the ``layout`` of the whole model."""
 
     def __init__(self, layout: Layout, parts: Iterable[Part] = ()) -> None:
         super().__init__(parts)
@@ -29,7 +29,7 @@ class PartList(list[Part]):
             update: an update or a model, in the form of the model, or one flat 1-D array.
 
         Raises:
-            ShapeMismatch: it has other names, another number of arrays, or another length.
+            ShapeMismatch: ``update`` has other names, another number of arrays, or another length.
         """
         if isinstance(update, (nn.Module, Mapping, list, tuple)):
             arrays: Mapping[str, Any] = self.layout._arrays(update, "update")
@@ -54,15 +54,16 @@ def parts(
 ) -> PartList:
     """Cut a model into parts of similar size, each for a :class:`fastagg.Server` of its own.
 
-    The cut depends only on names, shapes and order. Tensors are assigned by size, the largest first, and equal ones in
-    the model's order. Each goes to the part that is smallest so far, or to the first of these. Tied tensors count as
-    one. Buffers, frozen and empty arrays go with the first trained tensor of their module, or of a module around it.
+    The cut depends only on names, shapes and order. Tensors are assigned by size, the largest first, and tensors of
+    equal size in the model's order. Each goes to the part that is smallest so far, or to the first of equally small
+    ones. Tied tensors count as one. Buffers, frozen and empty arrays go with the first trained tensor of their module,
+    or of a module around it.
 
     Args:
-        model: in any form that a server takes. A 1-D array is one tensor, so one part.
+        model: the model, in any form that a server takes. A 1-D array is one tensor, so it has one part.
         count: the number of parts.
         by_part: allow rules that need the whole update's norm, cosine or distances (``clip_norm``, AsyncFedED, FedAC,
-            Krum). Each part then uses those of its own part, which is a different rule.
+            Krum). Each server then uses those of its part, which is a different rule.
         buffers, tied: which arrays of a state_dict or a list are buffers, and which are one parameter, as for a server.
 
     Raises:
@@ -76,7 +77,7 @@ def parts(
     if count > len(sizes):
         raise ConfigError(f"count: the model has {len(sizes)} tensors to give out, got {count} parts")
     place, loads = dict[str, int](), [(0, number) for number in range(count)]
-    for name, size in sizes.most_common():  # equal ones in the model's order
+    for name, size in sizes.most_common():  # tensors of equal size come in the model's order
         load, number = heapq.heappop(loads)
         place[name] = number
         heapq.heappush(loads, (load + size, number))
@@ -89,8 +90,8 @@ def parts(
 
 
 def _owners(layout: Layout) -> dict[str, str]:
-    """Return, for every array, the parameter whose part it goes to: itself, its tied first name, or its module's
-    first."""
+    """Return, for every array, the parameter whose part the array goes to: the array itself, the first name of a tied
+    one, or the first parameter of the array's module."""
     owner, first = dict[str, str](), dict[str, str]()  # the first parameter of each module
     at: dict[int, str] = {}  # by offset in the vector
     for e in layout.entries:

@@ -1,7 +1,7 @@
 """Limits for clients' BatchNorm statistics and counters, so that their means and largest values fit the model.
 
-Buffers become the mean of the clients' in fp32, and counters the largest (fastagg/server/statistics.py). A variance
-below zero would make the model's outputs NaN.
+Buffers become the mean of the clients' buffers in fp32, and counters the largest of the clients' counters
+(fastagg/server/statistics.py). A variance below zero would make the model's outputs NaN.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def is_count(name: str) -> bool:
 class Bounds(NamedTuple):
     """The limits for a layout's buffers and counters, each in the layout's order."""
 
-    names: list[str]  # of buffers
-    limits: list[float]  # the largest magnitude for which a mean is finite, also in the model's own type
+    names: list[str]  # the names of the buffers
+    limits: list[float]  # the largest magnitude for which the clients' mean is finite, also in the model's own type
     variances: list[int]  # places of the running variances
     limit: float  # the smallest of the limits
-    # Name, own type, whether it is a number of batches, smallest and largest value.
+    # For each counter: name, own type, whether it is a number of batches, smallest and largest value.
     counters: list[tuple[str, torch.dtype, bool, int, int]]
 
     @classmethod
     def of(cls, buffers: Sequence[tuple[str, str]], counters: Sequence[tuple[str, str]]) -> Bounds:
-        """Return the limits for a model's arrays, given as names with the names of their types in torch."""
+        """Return the limits for a model's arrays. An array is given as its name and the name of its type in torch."""
         limits = [min(_LARGEST, torch.finfo(getattr(torch, dtype)).max) for _, dtype in buffers]
         variances = [i for i, (name, _) in enumerate(buffers) if is_variance(name)]
         ranges = []
@@ -56,7 +56,7 @@ def check_statistics(
     bounds: Bounds, buffers: Pieces | None, counters: list[Tensor] | None, what: str = "update"
 ) -> None:
     """Refuse buffers or counters whose mean or largest value would not be valid for the model. Values on a GPU are not
-    checked, because a check would have to wait for them.
+    checked, because the check would have to wait for the GPU.
 
     Args:
         bounds: the model's limits.
@@ -81,7 +81,8 @@ def check_statistics(
     if counters is None:
         return
     for (name, own, counts, smallest, largest), counter in zip(bounds.counters, counters, strict=True):
-        if (counter.dtype is own and not counts) or not counter.is_cpu:  # every value of its own type is valid
+        # all values of the counter's type are valid; values on a GPU are not checked
+        if (counter.dtype is own and not counts) or not counter.is_cpu:
             continue
         low, high = _range(counter)
         if counts and low < 0:

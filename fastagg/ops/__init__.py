@@ -1,10 +1,10 @@
-"""One function per kernel, on torch tensors. It checks its arguments and calls the kernel.
+"""One function per kernel, on torch tensors. A function checks its arguments and calls the kernel.
 
 State vectors are 1-D, contiguous, fp32, on one device. An update is one tensor or a sequence of consecutive pieces of
 any shape, in fp32, fp16 or bf16 (torch, NumPy or DLPack). It is read in place. Functions whose names end in ``_``
 write to their first argument and to the given moments. If an argument is refused, nothing is written.
 
-They run on the CPU and on CUDA devices.
+The functions run on the CPU and on CUDA devices.
 """
 
 import sys

@@ -55,13 +55,14 @@ def cached_step_(
     Args:
         x: the model, [d]. None stores the update without a step.
         update: the arriving update, d elements.
-        cache: the rows. None if the update itself enters the sum (clients keep their own rows).
-        write, read: the slots to write and to read, -1 for none. They may be equal. The slot is read first.
-        client, arrival: keys of the rounding, with the cache's seed. ``arrival`` counts updates of the sum (dither).
+        cache: the rows. None if clients keep their own rows, and the update itself enters the sum.
+        write, read: the slot to write and the slot to read, -1 for none. They may be equal, because the step reads
+            first.
+        client, arrival: keys of the rounding, with the cache's seed. ``arrival`` is also the dither's key.
         gain: factor on the update (clipping, staleness).
         sum: the sum over clients, [d].
         entering, leaving, sum_scale, terms, weight, acc_scale: as above. ``terms`` are (slot, weight) pairs.
-        acc, fresh: the buffer of calibrated updates, [d]. With ``fresh`` its old content counts as zero.
+        acc, fresh: the buffer of calibrated updates, [d]. If ``fresh``, the buffer's old content counts as zero.
         out: output for the new model. None writes it to ``x``.
         optimizer: the optimizer's keywords, as in :func:`step_`.
 
@@ -107,8 +108,8 @@ def _check_rows(size: int, cache: ClientCache, write: int, read: int, terms: Seq
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:
-    """Return row ``slot`` of the cache as steps use it, dequantised: [d] fp32. A row that was never written has
-    undefined content.
+    """Return row ``slot`` of the cache, dequantised as steps use it: [d] fp32. The content of a row that was never
+    written is undefined.
 
     Raises:
         ConfigError: the slot does not exist.

@@ -1,6 +1,6 @@
-"""Checks arguments before a kernel is called, and makes the structs that kernels take (csrc/plan.h).
+"""Checks the arguments of kernels, and makes the structs that kernels take (csrc/plan.h).
 
-Nothing is written if a check fails. Only fastagg/ops and modules that work on vectors in place call it.
+Nothing is written if a check fails. Only fastagg/ops and modules that work on vectors in place call these functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from fastagg._types import Arrays
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.storage.pieces import HOST, Pieces
 
-OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers  # by name: its moments (csrc/math/optimizers.h)
+# by name: the names of the optimizer's moments (csrc/math/optimizers.h)
+OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers
 MOMENT_BLOCK = native.scale_block  # the number of elements that share a unit (csrc/math/moments.h)
 _look = native.memory.look_1d
 _CODES = {torch.float32: 0, torch.int64: 3, torch.float64: 4, torch.uint8: 5}  # csrc/bindings/arrays.h, Element
@@ -27,13 +28,13 @@ Update = Tensor | np.ndarray | Sequence[Arrays] | Pieces
 
 
 def address(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's memory, 0 for None."""
+    """Return the address of a tensor's memory, or 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> int:
     """Return the address of a state vector: 1-D, contiguous, ``size`` elements, on ``device``."""
-    # The usual case is one call, because for small vectors every check takes as long as the kernel.
+    # In the usual case this is one call, because for small vectors every check takes as long as the kernel.
     if device is HOST and (place := _look(tensor, size, _CODES[dtype])) is not None:
         return place
     if not isinstance(tensor, Tensor):
@@ -65,17 +66,17 @@ def moment_blocks(size: int) -> int:
 
 
 def apart(name: str, a: Tensor, other: str, b: Tensor) -> None:
-    """Refuse vectors that overlap partly. A step would read values that it has just written."""
+    """Refuse vectors that overlap partly: a step would read values that it has just written."""
     start, end = a.data_ptr(), b.data_ptr()
     if start != end and start < end + b.nbytes and end < start + a.nbytes:
         raise ConfigError(f"{name} overlaps {other} without being {other}")
 
 
 def apart_from(name: str, out: int, pieces: Pieces, same: bool = True) -> None:
-    """Refuse an output that overlaps the update. With ``same`` a piece may be in the output at its own place.
+    """Refuse an output that overlaps the update. If ``same``, a piece may be in the output at the piece's own place.
 
     Args:
-        out: the output's address. It has as many elements as the update, of 4 bytes each.
+        out: the output's address. The output has as many elements as the update, of 4 bytes each.
     """
     end, own = out + 4 * pieces.size, out
     for start, size, code in pieces.native:

@@ -1,4 +1,4 @@
-"""Robust rules: they combine several updates, a few of which may be arbitrary. :class:`RobustRule` lists them."""
+"""Robust rules. They combine several updates, a few of which may be arbitrary. :class:`RobustRule` lists the rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Smoothing = Annotated[float, SettingRule(default=1e-6, above=0)]
 
 
 class RobustSettings(TypedDict, total=False):
-    """A rule's settings besides its name. :func:`combine` explains them."""
+    """The settings of robust rules. :func:`combine` explains them."""
 
     trim: Trim
     f: Faults
@@ -52,7 +52,7 @@ DEFAULTS: Mapping[str, Any] = {name: hint.__metadata__[0].default for name, hint
 
 
 def robust_of(rule: RobustRule, count: int | None, settings: RobustSettings) -> Native:
-    """Return the rule as the engine takes it. ``count``: the number of updates, if it is known."""
+    """Return the rule in the engine's form. ``count``: the number of updates. None: the number is not known yet."""
     _checks.fits("rule", rule, RobustRule)
     for name, value in settings.items():
         if name not in DEFAULTS:

@@ -38,7 +38,7 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
 
     Args:
         logits: [R, C] fp32 or fp64, contiguous. They are multiplied by ``scale`` > 0 first (1/n makes a sum a mean).
-        out: output for the probabilities, shaped like ``logits`` (it may be ``logits``). The default is a new tensor.
+        out: output for the probabilities, shaped like ``logits``. It may be ``logits``. None: a new tensor.
 
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused.
@@ -70,13 +70,13 @@ def distillation_loss(
 
     With a pair, ``alpha = Hhat*alpha_max + (1-Hhat)*alpha_min``, where ``Hhat`` is the rows' mean entropy divided by
     ``log C`` (Eq. 4). The forward pass also computes the gradient, ``(softmax(z) - alpha*p - (1-alpha)*onehot)/R``.
-    This takes 12 bytes per logit in total. It is exact for logits of any size. With one class the loss is 0.
+    Both take 12 bytes per logit in total. The loss is exact for logits of any size. With one class it is 0.
 
     Args:
         student: z, [R, C] fp32 or fp64 (fp16 and bf16 are widened).
-        targets: the teachers' outputs, of the same dtype. One row for each of the student's, unless ``rows`` is given.
-        rows: [R] int64, the teachers' row for each of the student's rows. They are read in place.
-        alpha: fixed, or ``(alpha_min, alpha_max)``, 0 <= alpha_min <= alpha_max <= 1.
+        targets: the teachers' outputs, of the same dtype. Without ``rows``, one row for each of the student's rows.
+        rows: [R] int64, for each of the student's rows the teachers' row, which is read in place.
+        alpha: a fixed number, or ``(alpha_min, alpha_max)``, 0 <= alpha_min <= alpha_max <= 1.
 
     Returns:
         A scalar.
@@ -99,7 +99,7 @@ def alpha_bounds(alpha: float | Iterable[float]) -> tuple[float, float]:
     """Return ``alpha`` as ``(alpha_min, alpha_max)``.
 
     Raises:
-        ConfigError: not a number or a pair, or not 0 <= alpha_min <= alpha_max <= 1.
+        ConfigError: ``alpha`` is not a number or a pair, or not 0 <= alpha_min <= alpha_max <= 1.
     """
     try:
         low, high = (float(alpha), float(alpha)) if isinstance(alpha, (int, float)) else map(float, alpha)
@@ -145,14 +145,14 @@ class _Distillation(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        # Reading the number would wait for the GPU. A multiplication does not wait.
+        # On a GPU, comparing the number would wait for the device. A multiplication does not wait.
         if upstream.device.type != "cpu" or float(upstream) != 1.0:
             gradient = gradient * upstream
         return gradient, None, None, None, None, None, None
 
 
 def _place(logits: Tensor) -> Cuda:
-    """Return where the loss runs. CUDA kernels take only fp32."""
+    """Return the place where the loss runs. CUDA kernels take only fp32."""
     on = CPU if logits.is_cpu and logits.dtype is torch.float64 else place(logits.device)
     if on is not CPU and logits.dtype is not torch.float32:
         raise DTypeMismatch(

@@ -16,14 +16,14 @@ _MOST_PIECES = 200  # the limit in csrc/cuda/cuda.h, kMostPieces
 
 
 class Cuda(NamedTuple):
-    """A CUDA device and a stream on it, in the form that kernels take."""
+    """A CUDA device and a stream on this device, as kernels take them."""
 
     device: int
     stream: int
 
 
 def where(on: Cuda) -> native.cuda.Where:
-    """Return a device and a stream in the form that launches take (csrc/cuda/cuda.h)."""
+    """Return a device and a stream as launches take them (csrc/cuda/cuda.h)."""
     return native.cuda.Where(device=on.device, stream=on.stream)
 
 
@@ -33,9 +33,10 @@ _cpu = CPU  # where ops on CPU tensors run
 
 
 def place(device: torch.device) -> Cuda:
-    """Return where ops on tensors of ``device`` run: :data:`CPU`, or a CUDA device. DeviceError: no kernels for it."""
+    """Return where ops on tensors of ``device`` run: :data:`CPU` or a CUDA device. DeviceError if no kernels are
+    built for it."""
     if device is HOST or device.type == "cpu":
-        if _cpu is not CPU:  # torch's own ops run at once, so wait for ours before and after them
+        if _cpu is not CPU:  # torch's own ops run at once, so wait for emulated ops before and after them
             native.emulation.settle(native.emulation.current_stream())
         return _cpu
     if device.type == "cuda" and native.cuda_architectures:
@@ -62,7 +63,7 @@ def emulated(on: bool = True) -> Iterator[None]:
 
 
 def on_device(pieces: Pieces) -> Pieces:
-    """Return the pieces in the form that a CUDA kernel takes. If there are too many for its arguments, they are joined.
+    """Return the pieces in a form that a CUDA kernel takes. Pieces that are too many for its arguments are joined.
 
     Keep the result until the launch, because the kernel's update holds only addresses.
     """

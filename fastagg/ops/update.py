@@ -1,4 +1,4 @@
-"""Reads an arriving update: checks that it is finite, measures it, compares it with models, adds it up."""
+"""Reads an arriving update: checks that it is finite, measures it, compares it with models, and adds it to a sum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Inspection(NamedTuple):
     """The result of one read of an update."""
 
     finite: bool
-    norm: float  # Euclidean; not finite if the update is not finite
+    norm: float  # the Euclidean norm; not finite if the update is not finite
 
 
 def inspect(update: Update) -> Inspection:
@@ -36,7 +36,7 @@ def inspect(update: Update) -> Inspection:
 class Distances(NamedTuple):
     """The result of one read of an update, the model, and the model that it was trained from."""
 
-    finite: bool  # the update
+    finite: bool  # whether the update is finite
     moved: float  # |x_t - x_s|
     norm: float  # |Delta|
     inner: float  # (x_t - x_s).Delta
@@ -45,13 +45,13 @@ class Distances(NamedTuple):
 def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -> Distances:
     """Return both norms of AsyncFedED's staleness (its Eq. 6) and FedAC's inner product, in one read.
 
-    It takes 12 bytes per parameter. Sums are in float64 in a fixed order.
+    The read takes 12 bytes per parameter. Sums are in float64 in a fixed order.
 
     Args:
         update: d elements.
         x: the model, [d].
-        base: the version the update was trained from, [d].
-        inner: whether to compute the inner product, for a third more arithmetic. Otherwise it is 0.
+        base: the version that the update was trained from, [d].
+        inner: whether to compute the inner product, with a third more arithmetic. If False, the result has 0 for it.
     """
     pieces = as_pieces(update)
     at = {name: vector(name, tensor, pieces.size, pieces.device) for name, tensor in (("x", x), ("base", base))}
@@ -69,7 +69,7 @@ def distances_from(sums: tuple[float, float, float]) -> Distances:
 
 
 def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = None, inner: bool = False) -> Tensor:
-    """Compute an update's norm, and how far the model has moved, on a CUDA device, without waiting for it.
+    """Compute an update's norm, and how far the model has moved, on a CUDA device. The host does not wait.
 
     Sums are in float64 in a fixed order and have the CPU's bits.
 
@@ -79,7 +79,7 @@ def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = No
         inner: whether to compute ``(x - base).update`` too.
 
     Returns:
-        [3] fp64 on the device: ``|update|^2, |x - base|^2, (x - base).update``; 0 for those that are not asked for.
+        [3] fp64 on the device: ``|update|^2, |x - base|^2, (x - base).update``. A number that was not asked for is 0.
 
     Raises:
         ConfigError: the update is not on a CUDA device.

@@ -113,7 +113,7 @@ class Buffer(Direction):
 
 
 def check_window(example: str, size: int | None, at_least: int | None, grace: float | None) -> None:
-    """Refuse ``at_least`` without ``grace`` and the reverse, and ``at_least`` above ``size``. ``example``: a right call."""
+    """Refuse ``at_least`` without ``grace`` and the reverse, and ``at_least`` above ``size``. ``example``: a call."""
     if (at_least is None) != (grace is None):
         missing, partner = ("grace", "at_least") if grace is None else ("at_least", "grace")
         raise ConfigError(f"{missing}: needed with {partner}; write {example}, at_least=80, grace=30.0)")
