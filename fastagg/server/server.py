@@ -71,20 +71,20 @@ class Server:
     same thread (from a rule of your own, a finalizer or a signal handler) raises :class:`fastagg.Reentered` if it would
     change the server.
 
-    :func:`fastagg.open` makes a server that keeps its state and a log in a folder. A part may also be described as
-    plain data, for example from a file: ``staleness={"name": "Polynomial", "a": 0.5}``.
-
-    Args:
-        params: the model to start from: an nn.Module, a state_dict, a list of arrays or one 1-D array, or one of
     :func:`fastagg.open` makes a server that keeps a log and its state in a folder. A direction, an optimizer or a
     policy may also be plain data, for example from a file: ``staleness={"name": "Polynomial", "a": 0.5}``.
-        optimizer: the server optimizer. The default is SGD with learning rate 1.
+
+    Args:
         params: the model to start from: an nn.Module, a state_dict, a list of arrays, one 1-D array, or one of
             :func:`fastagg.parts`. The server copies it.
         direction: how updates become a step. By default every update is a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
         staleness: how an update's delay changes a step. By default delays change nothing.
         settings: the keywords below. Each is also an attribute to read.
+
+    Keyword Args:
+        num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused. Otherwise an id
+            is a 64-bit integer or text of at most 256 characters.
         clip_norm: an update with a larger Euclidean norm is scaled down to this norm. None: never.
         weighting: the weight of an update in a mean: ``uniform``, ``samples`` or ``tokens``. ``samples``: its
             ``num_samples``. ``tokens``: ``num_samples`` is a pair ``(tokens, steps)``, and the weight is
@@ -108,13 +108,12 @@ class Server:
             ``at_least``), else any number. None: any number.
         seed: the seed of all random numbers of the server.
         model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-            Steps and moments stay in fp32. The new model is rounded without bias, so small steps count on average. Only
-            on the CPU, and only for rules that do not compare an update with a version. None: fp32.
+            Steps are computed in fp32, and moments keep their format. The new model is rounded without bias, so small
+            steps count on average. Only on the CPU, for rules that compare no update with a version. None: fp32.
         device: where the state is and steps run. The default is the CPU, or the CUDA device of the model.
         lease: seconds after which an unanswered task ends. From then on the answer to it is refused, and versions that
             only ended tasks hold are freed. A client without open tasks that was sent nothing for this time is
             forgotten (not with ``num_clients``). None: tasks never end. After a restart all leases start again.
-            (not with ``num_clients``). None: tasks never end. After a restart all leases start again.
         max_open_per_client: the most open tasks of one client. ``dispatch`` raises Busy beyond it.
         max_clients: the most clients that the server knows at a time. ``dispatch`` to one more raises Busy.
         max_waiting: the most threads that may wait in ``receive`` for other threads. One more raises Busy at once.
