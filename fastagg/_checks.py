@@ -1,6 +1,6 @@
-"""Checks arguments, and words every refusal: the argument, what was expected, what came, and what to do.
+"""Checks arguments, and words every refusal: the argument, the expected values, the actual value, and what to do.
 
-Every room may call it. It imports neither torch nor the extension, so that the command line answers at once.
+Every room may use this module. It imports neither torch nor the extension, so that the command line answers at once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fastagg.errors import ConfigError
 _LARGEST = 3.4e38  # of float32, the type in which kernels compute
 _MOST = 2**63 - 1  # of whole numbers in native code
 
-# Names of our arguments and methods in other libraries and papers, if the spelling is too different to guess. If we
-# have several names for one, the first that exists in that place is proposed.
+# Names in other libraries and papers -> our names of such an argument or method, if the spelling is too different to
+# guess. The first of our names that exists in that place is proposed.
 _ELSEWHERE = {
     "learning_rate": ("lr", "alpha"), "server_lr": ("lr", "alpha"), "server_learning_rate": ("lr", "alpha"),
     "eta": ("lr", "alpha"), "lr": ("alpha", "lam"), "step_size": ("lr",), "epsilon": ("eps",), "tau": ("eps",),
@@ -56,11 +56,12 @@ class SettingRule(NamedTuple):
     """The values that a setting may have, besides its type: ``lr: Annotated[float, SettingRule(least=0)]``.
 
     Attributes:
-        default: its value if it is not given and the declaration has no default of its own.
-        least, above, below, most: its range, for numbers.
-        name: its name in messages, if this is not its own name.
-        free: whether it may change from one opening of a folder to the next, because it does not affect the model.
-        kept: whether a checkpoint has it.
+        default: the setting's value if it is left out and the declaration has no default of its own.
+        least, above, below, most: the range of a number. ``above`` and ``below`` exclude the bound.
+        name: the setting's name in messages. Empty: its own name.
+        free: whether the setting may change from one opening of a folder to the next, because it does not affect the
+            model.
+        kept: whether a checkpoint contains the setting.
     """
 
     default: Any = None
@@ -84,7 +85,7 @@ Size = Annotated[int, SettingRule(least=1, name="buffer_size")]
 
 
 class _ShortRepr(reprlib.Repr):
-    """Shows arrays, models and classes by their kind, and everything else by its repr, shortened."""
+    """Shows arrays, models and classes by their kind. Shows everything else by its shortened repr."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class _ShortRepr(reprlib.Repr):
 
 
 def wrong(name: str, expected: str, value: object, do: str = "") -> str:
-    """Return the message of a refusal. ``do`` says what to do about it, with the line to type if there is one."""
+    """Return the message of a refusal. ``do`` tells the user what to do, with the line to type if there is one."""
     return f"{name}: expected {expected}, got {shown(value)}" + (f"; {do}" if do else "")
 
 
@@ -126,7 +127,7 @@ def no_attribute(owner: object, name: str) -> AttributeError:
 
 
 def number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> float:
-    """Return ``value`` if it is a number that is finite in float32, ``> above`` and ``>= least`` if these are given."""
+    """Return ``value`` if it is a number that is finite in float32, ``> above`` and ``>= least``. None: no bound."""
     bound = f" >= {least}" if least is not None else f" > {above}" if above is not None else ""
     if (
         isinstance(value, (int, float))
@@ -140,7 +141,7 @@ def number(name: str, value: object, *, above: float | None = None, least: float
 
 
 def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
-    """Return ``value`` if it is a whole number ``>= least`` and ``<= most``, or else of 63 bits."""
+    """Return ``value`` if it is a whole number ``>= least`` and ``<= most``. None: at most ``2**63 - 1``."""
     limit = _MOST if most is None else most
     if isinstance(value, int) and not isinstance(value, bool) and least <= value <= limit:
         return value
@@ -150,15 +151,16 @@ def whole(name: str, value: object, *, least: int, most: int | None = None) -> i
 
 
 def flag(name: str, value: object) -> bool:
-    """Return ``value`` if it is True or False. A text such as "no" is neither."""
+    """Return ``value`` if it is True or False. A text such as "no" is refused."""
     if not isinstance(value, bool):
         raise ConfigError(wrong(name, "True or False", value, _in_python(name, value, bool)))
     return value
 
 
 def fits(name: str, value: Any, hint: Any) -> Any:
-    """Return ``value`` if it fits a type with its :class:`SettingRule`: a number, one of a Literal's words, or a pair
-    of them. A list becomes a tuple, because files have lists in place of tuples. Other types are not checked here."""
+    """Return ``value`` if it fits a type with its :class:`SettingRule`. The type is a number, a Literal of words, or a
+    tuple of numbers. A list becomes a tuple, because files have lists in place of tuples. Other types are not
+    checked."""
     kinds = dict(_kinds(hint, None))
     if value is None and NoneType in kinds:
         return value
@@ -187,7 +189,7 @@ def fits(name: str, value: Any, hint: Any) -> Any:
 
 
 def _kinds(hint: Any, rule: SettingRule | None) -> Iterator[tuple[Any, SettingRule | None]]:
-    """Yield each type of a union, with its rule, if it has one."""
+    """Yield each type of a union with its rule, or with None if the type has no rule."""
     if get_origin(hint) is Annotated:
         yield from _kinds(hint.__origin__, hint.__metadata__[0])
     elif get_origin(hint) in (Union, UnionType):
@@ -207,7 +209,7 @@ def fields(owner: object, prefix: str = "") -> None:
 
 
 def own_class(owner: object) -> type:
-    """Return the nearest of an object's classes that is defined in fastagg."""
+    """Return the first class in an object's method resolution order that is defined in fastagg."""
     return next(base for base in type(owner).__mro__ if base.__module__.startswith("fastagg."))
 
 
@@ -237,7 +239,7 @@ def path(name: str, value: object) -> Path:
         raise ConfigError(wrong(name, "a path: a str or a pathlib.Path", value))
     try:
         os.fspath(value).encode()
-    except (UnicodeEncodeError, AttributeError):  # logs, JSON and messages need it in UTF-8
+    except (UnicodeEncodeError, AttributeError):  # logs, JSON and messages need the path in UTF-8
         raise ConfigError(wrong(name, "a path in UTF-8", value)) from None
     return Path(value)
 
@@ -255,19 +257,20 @@ def parse_change(text: str) -> tuple[str, object]:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the message about an unknown name. It contains the nearest known name, or all of them."""
+    """Return the message about an unknown name. It contains the most similar known name. If none is similar, it
+    contains all known names."""
     known = sorted(known)
     return f"unknown {what} {name!r}" + (meant(name, known) or f"; known: {', '.join(known)}")
 
 
 def meant(name: object, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'scaled'?`` for ``'scald'``; an empty text if no known name is near."""
+    """Return ``; did you mean 'scaled'?`` for ``'scald'``. If no known name is similar, return an empty text."""
     near = nearest(name, known)
     return f"; did you mean {near!r}?" if near else ""
 
 
 def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | None:
-    """Return the known name that was probably meant. ``guess``: also consider names that are only spelt alike."""
+    """Return the known name that was probably meant. ``guess``: also consider names with a similar spelling."""
     if not isinstance(name, str):
         return None
     by_lower = {spelling.lower(): spelling for spelling in known}
@@ -280,7 +283,8 @@ def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | 
 
 
 def _in_python(name: str, value: object, kind: type) -> str:
-    """Return what to write if ``value`` is a number, but not one of Python's own types."""
+    """Return the hint how to write ``value``, if it is a number in quotes or a number of another library. Otherwise
+    return an empty text."""
     try:
         if isinstance(value, str) and kind is not bool:
             return f"write {kind(value)} without quotes"

@@ -1,4 +1,4 @@
-"""All errors that the package raises on purpose. Each is also a built-in error that a user would expect."""
+"""All errors that the package raises on purpose. Each error is also one of Python's built-in errors."""
 
 __all__ = [
     "AlreadyCounted",
@@ -45,11 +45,11 @@ class ConfigError(FastaggError, ValueError):
 
 
 class WrongArguments(ConfigError, TypeError):
-    """A call with an argument that a preset, a part or the server does not have, or without one that it needs."""
+    """A call has an argument that a preset, a part or the server does not know, or lacks an argument that it needs."""
 
 
 class MissingPart(ConfigError, LookupError):
-    """A direction, optimizer or staleness policy with this name is not registered, or a setting of it no longer
+    """A direction, optimizer or staleness policy with this name is not registered, or one of its settings no longer
     exists."""
 
 
@@ -62,8 +62,8 @@ class DTypeMismatch(FastaggError, TypeError, ValueError):
 
 
 class EncodingError(FastaggError, ValueError):
-    """The bytes or arrays are no encoded update: their length is not the header's, a scale is negative or not finite,
-    or indices are out of range or come twice."""
+    """The bytes or arrays are no encoded update: their length differs from the header's, a scale is negative or not
+    finite, or an index is out of range or repeated."""
 
 
 class NonFiniteUpdate(FastaggError, ValueError):
@@ -83,12 +83,12 @@ class UnknownVersion(FastaggError, KeyError):
 
 
 class AlreadyCounted(UnknownVersion):
-    """A second answer to a task, or one with an offset that has counted. Nothing has changed. Drop the answer, and
-    acknowledge it to its sender.
+    """A task has a second answer, or an answer has an offset that has counted already. Nothing has changed. Drop the
+    answer, and acknowledge it to its sender.
 
     Attributes:
-        version, applied: as in the first answer's receipt, while the server remembers it (for the last 16,384 ended
-            tasks). Otherwise None.
+        version, applied: as in the first answer's receipt, while the server remembers this receipt (for the last 16,384
+            ended tasks). Otherwise None.
     """
 
     version: int | None = None
@@ -96,12 +96,12 @@ class AlreadyCounted(UnknownVersion):
 
 
 class StaleIncarnation(UnknownVersion):
-    """The answer is to a task of another incarnation of this server, so to a version that a restart has lost."""
+    """The answer's task is of another incarnation of this server. A restart has lost the task's version."""
 
 
 class OtherClient(UnknownVersion):
-    """The task is another client's. A checkpoint does not record whose task an answered one was, so after a restart the
-    error is :class:`AlreadyCounted`."""
+    """The task belongs to another client. For an answered task the error is :class:`AlreadyCounted` after a restart,
+    because a checkpoint does not record whose task it was."""
 
 
 class Busy(FastaggError, RuntimeError):
@@ -109,9 +109,9 @@ class Busy(FastaggError, RuntimeError):
 
 
 class TooSoon(FastaggError, RuntimeError):
-    """The client may not take part in this step. Either the rule counts clients (``answers_per_step``) and this one has
-    taken part already, or a private server limits how often and how soon it may. Nothing has changed. Wait for the next
-    version."""
+    """The client may not take part in this step. Either the rule counts clients (``answers_per_step``) and the client
+    has taken part already, or a private server limits how often and how soon a client may take part. Nothing has
+    changed. Wait for the next version."""
 
 
 class Reentered(FastaggError, RuntimeError):
@@ -141,8 +141,8 @@ class DeviceError(FastaggError, RuntimeError):
 
 
 class RunFailed(FastaggError, RuntimeError):
-    """A run cannot continue: its clients fail, or every answer is refused, and this would repeat. The cause is the last
-    error."""
+    """A run cannot continue: its clients fail, or every answer is refused, and this would repeat. The error's cause is
+    the last failure."""
 
 
 class NoMemory(FastaggError, MemoryError):

@@ -1,8 +1,8 @@
-"""The papers' algorithms under their names. Each combines a direction, an optimizer and a staleness policy.
+"""The papers' algorithms under their names. Each preset combines a direction, an optimizer and a staleness policy.
 
-Each also takes the settings of its parts and of :class:`fastagg.Server`. ``help(fastagg.FedBuff)`` lists them all. A
-setting that is out of range raises :class:`fastagg.ConfigError`. So does an unknown one, and the message names the
-nearest.
+A preset also takes the settings of its parts and of :class:`fastagg.Server`. For example, ``help(fastagg.FedBuff)``
+lists all settings of FedBuff. A setting that is unknown or out of range raises :class:`fastagg.ConfigError`. For an
+unknown setting, the message has the most similar name.
 
 These arguments mean the same in every preset that has them:
 
@@ -12,9 +12,10 @@ These arguments mean the same in every preset that has them:
   None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
 - ``buffer_size``: M, the number of updates in a step, >= 1.
 - ``num_clients``: n. Client ids are then 0..n-1.
-- ``momentum``: mu, and ``betas``: decay rates of the moments, in [0, 1). ``eps``: > 0, added outside the square root.
+- ``momentum``: mu, and ``betas``: decay rates of the moments, in [0, 1).
+- ``eps``: a number > 0 that is added outside the square root.
 - ``moments``: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-- ``staleness``: a policy, such as ``fastagg.Polynomial(0.5)``: how an update counts by its delay. None: always 1.
+- ``staleness``: a policy such as ``fastagg.Polynomial(0.5)``: an update's weight by its delay. None: always 1.
 
 An update is a delta ``Delta_i = x_i^K - x_s`` from client i's local training, or a gradient ``g_i`` at the model that
 the client was sent. ``x`` is the model, ``s`` the version that an update started from, ``t`` the current version, and
@@ -82,7 +83,7 @@ __all__ = [
 
 P = ParamSpec("P")
 _ROUNDS, _STEPS = directions.RoundSettings.__annotations__, names.SecondSettings.__annotations__
-# Settings that presets pass on to their parts and to the server, with their defaults.
+# The settings that presets pass on to their parts and to the server, with the defaults.
 _PASSED_ON: dict[str, object] = {
     **{name: getattr(directions.Buffer, name) for name in _ROUNDS},
     **{name: getattr(AMSGrad, name) for name in _STEPS},
@@ -91,7 +92,7 @@ _PASSED_ON: dict[str, object] = {
 
 
 def preset(function: Callable[P, Server]) -> Callable[P, Server]:
-    """Register a preset. Its signature lists the keywords that it passes on, in place of its ``**``."""
+    """Register a preset. In its signature, ``**`` is replaced by the keywords that the preset passes on."""
     checked, known = registered(function), _keywords.of(function)
     more = [name for name in _PASSED_ON if name in known.settings and name not in known.named]
     _keywords.passes_on(checked, {name: _PASSED_ON[name] for name in more})
@@ -103,7 +104,7 @@ class CohortSettings(ClientSettings, directions.RoundSettings, names.DecaySettin
 
 
 class BufferSettings(ServerSettings, directions.RoundSettings, names.DecaySettings, total=False):
-    """The arguments of the presets that add updates up, except FedAvg and FedProx."""
+    """The arguments of the presets that sum updates, except FedAvg and FedProx."""
 
 
 class StepSettings(ServerSettings, names.DecaySettings, total=False):
@@ -221,10 +222,9 @@ def FedAsync(
         policy: ``constant``; ``hinge``, ``s = 1 if tau <= b else 1/(a*(tau-b)+1)``; ``polynomial``, ``s = (tau+1)^-a``.
         a: setting of the hinge (default 10) or the polynomial (0.5), > 0. Other policies refuse it.
         b: setting of the hinge (default 4), >= 0. Other policies refuse it.
-        normalize: a_t is also multiplied by a client's samples, with ``weighting="samples"``, and divided by this
-            number, > 0: the samples of all clients (APPFL), or a client's average. With ``uniform`` it is divided only.
-            An answer whose a_t would be above 1 is refused; ``max_samples`` prevents that. None: samples have no
-            effect. See :class:`fastagg.Mixing`.
+        normalize: a number > 0 by which a_t is divided: the samples of all clients (APPFL), or a client's average. With
+            ``weighting="samples"``, a_t is also multiplied by the client's samples. An answer whose a_t would be above
+            1 is refused. ``max_samples`` prevents that. None: samples have no effect. See :class:`fastagg.Mixing`.
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -457,7 +457,7 @@ def FedEcho(
     staleness: Staleness | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
-    """FedBuff with distillation after every step, towards the mean of all clients' latest logits (also slow clients').
+    """FedBuff with distillation after every step. Its target is the mean of all clients' latest logits.
 
     FedEcho, Algorithm 1. Each update costs a forward pass of the client's model on the unlabelled data. Each step
     costs Q training steps on this data. :attr:`fastagg.Server.distillation` reports the cost. Updates
@@ -465,8 +465,8 @@ def FedEcho(
 
     Args:
         params, lr, buffer_size, num_clients, staleness: as in every preset (:mod:`fastagg.presets`).
-        distill: the unlabelled data, the model's code, and the settings. ConfigError if its model differs from
-            ``params`` or returns no logits.
+        distill: the unlabelled data, the model's code, and the settings. ConfigError: this model differs from
+            ``params``, or returns no logits.
         cache: format of the clients' logits.
         server: the other settings of :class:`fastagg.Server`.
 
@@ -537,7 +537,7 @@ def FedAvg(
 ) -> Server:
     """Synchronous averaging, ``x <- sum_i p_i x_i^K`` where p_i is the share of samples (the AsyncFedED paper, Eq. 38).
 
-    Updates count by ``samples``, as in McMahan et al. 2017 and Flower. In APPFL's default they count alike.
+    Updates count by ``samples``, as in McMahan et al. 2017 and Flower. In APPFL they count equally by default.
 
     For FedProx (Eq. 39) use this server with :func:`fastagg.clients.add_proximal_gradient_` on the clients.
 
@@ -569,7 +569,7 @@ def FedProx(
     weighting: names.Weighting = "samples",
     **server: Unpack[CohortSettings],
 ) -> Server:
-    """:func:`FedAvg`'s server. Clients add the proximal term (:func:`fastagg.clients.add_proximal_gradient_`).
+    """The same server as :func:`FedAvg`. Clients add the proximal term: :func:`fastagg.clients.add_proximal_gradient_`.
 
     Args:
         params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
@@ -707,7 +707,7 @@ def FedAMS(
 ) -> Server:
     """Synchronous rounds; AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1).
 
-    The maximum is taken of v, even with a bias correction (as in torch). Updates count ``uniform``.
+    The maximum is that of the uncorrected v, even with a bias correction (as in torch). Updates count ``uniform``.
 
     Args:
         params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
@@ -880,7 +880,7 @@ def AsyncDiLoCo(
     """DiLoCo without rounds: every update steps by ``lr*Delta/N``, and every N-th also by the momentum of their mean.
 
     Liu et al. 2024, Asynchronous Local-SGD (arXiv 2401.09135), Algorithm 3, see :class:`fastagg.DelayedNesterov`. The
-    server's ``fastest_steps`` are its dynamic local updates.
+    server's ``fastest_steps`` is the setting for the paper's dynamic local updates.
 
     Args:
         params, lr, momentum, staleness: as in every preset (:mod:`fastagg.presets`).
@@ -953,14 +953,14 @@ def DecoupledDiLoCo(
     """One fragment of Decoupled DiLoCo: Nesterov on the weighted mean of the learners that came in time.
 
     Douillard et al. 2026 (arXiv 2604.21428). ``params`` is one of :func:`fastagg.parts`: each fragment is a server with
-    versions, delays, a quorum and a grace window of its own. ``D = sum(w_i*Delta_i)/sum(w_i)`` with ``w =
-    tokens*tokens/steps`` since the learner last sent this fragment; ``m <- mu*m + D; x <- x + lr*(D + mu*m)``.
+    versions, delays, a quorum and a grace window of its own. ``D = sum(w_i*Delta_i)/sum(w_i)`` and ``m <- mu*m + D; x
+    <- x + lr*(D + mu*m)``, where ``w = tokens*tokens/steps`` counts since the learner last sent this fragment.
 
     Args:
         params, lr, momentum, moments, staleness: as in every preset (:mod:`fastagg.presets`).
         buffer_size: the number of learners. The step comes when all have answered, or ``grace`` seconds after the
             ``at_least``-th (the quorum). None: only the quorum counts.
-        weighting: ``tokens``: answers come with ``num_samples=(tokens, steps)``. Or ``samples``, or ``uniform``.
+        weighting: ``tokens`` (answers need ``num_samples=(tokens, steps)``), ``samples`` or ``uniform``.
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -983,8 +983,8 @@ def DecoupledDiLoCo(
 def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server: Unpack[ServerSettings]) -> Server:
     """Asynchronous SGD that ignores gradients with a delay of R or more: ``x <- x - lr*g_i`` if ``tau < R``.
 
-    Maranjyan et al. 2025 (arXiv 2501.16168), the variant that stops nobody. An ignored gradient makes no version. Its
-    client is sent the current one.
+    Maranjyan et al. 2025 (arXiv 2501.16168), the variant that interrupts no worker. An ignored gradient makes no
+    version. Its client is sent the current model.
 
     Args:
         params, lr: as in every preset (:mod:`fastagg.presets`).

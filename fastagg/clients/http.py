@@ -27,14 +27,14 @@ from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
 from fastagg.encoding.encode import UNBIASED
 from fastagg.storage import memory
 
-LATER = 408, 425, 429, 500, 502, 503, 504  # after these statuses the same request may work later
+LATER = 408, 425, 429, 500, 502, 503, 504  # after one of these statuses, the same request may work later
 TYPES = {
     torch.float32: "application/x-float32", torch.float16: "application/x-float16",
     torch.bfloat16: "application/x-bfloat16",
 }  # fmt: skip
 ENCODED = "application/x-fastagg-encoded"
 LOST = errors.UnknownVersion, errors.UnknownClient  # the answer is too late, or the server has lost the task
-LONGEST = 30.0  # the most seconds between two tries, and for which the server lets a request wait
+LONGEST = 30.0  # the most seconds between two tries, and the most seconds that a request asks the server to wait
 
 Answered = tuple[Message, bytearray]
 T = TypeVar("T")
@@ -50,28 +50,29 @@ class _Task(NamedTuple):
 class HttpClient:
     """A client of ``fastagg serve``. It needs no package except torch.
 
-    A request that is not answered is sent again: after half a second, then after twice as long each time, 30 seconds at
-    most, or when the server says (``Retry-After``). An update carries its task's id, so it counts once, however often
-    it is sent. The logger ``fastagg.clients`` gets a warning about repeated requests, at most one in 30 seconds.
+    A request that is not answered is sent again. The first pause is half a second, and each further pause is twice as
+    long, up to 30 seconds. The server may ask for a longer pause (``Retry-After``). An update is sent with its task's
+    id, so it counts once, however often it is sent. The logger ``fastagg.clients`` gets a warning about repeated
+    requests, at most one in 30 seconds.
 
-    A model in parts has a task for each part, with a version of its own. They are transferred at the same time.
+    A model in parts has a task for each part, with a version of its own. The parts are transferred at the same time.
 
-    With a ``format`` each part's update is encoded by itself (:func:`fastagg.encode`). The part of an update that a
-    biased format leaves out is added to the next update of this part, if the update counts.
+    With a ``format`` each part's update is encoded by itself (:func:`fastagg.encode`). If a biased format leaves out
+    some of an update that counts, the rest is added to the next update of this part.
 
     Args:
-        url: where the server is, such as ``https://fl.example.org``. ``SSL_CERT_FILE`` in the environment names
+        url: the server's address, such as ``https://fl.example.org``. ``SSL_CERT_FILE`` in the environment names
             certificates that are trusted besides the system's.
         client: this client's id.
-        token: the client's token; an empty one for a server without tokens.
+        token: the client's token. Empty: the server needs no token.
         names: the names of the model's parameters, in the order of the client's vectors, such as
-            ``dict(model.named_parameters())``. For a tied parameter any of its names. None: the server's order.
-        num_samples: the client's number of samples, for a server with ``weighting="samples"``; with ``"tokens"``
+            ``dict(model.named_parameters())``. A tied parameter may have any of its names. None: the server's order.
+        num_samples: the client's number of samples, for a server with ``weighting="samples"``. With ``"tokens"`` it is
             tokens*tokens/steps. It may be set before each update.
-        format: how updates are encoded. None: they are sent as they are.
-        download: the format of tasks, ``bf16`` or ``int8``: rounded without bias, in 2 or 1.016 bytes a parameter
-            (:meth:`fastagg.Server.dispatch`). An update is then the difference from the rounded model. None: they are
-            not encoded.
+        format: how updates are encoded. None: they are not encoded.
+        download: the format of the models in tasks, ``bf16`` or ``int8``: rounded without bias, 2 or 1.016 bytes a
+            parameter (:meth:`fastagg.Server.dispatch`). An update is then the difference from the rounded model. None:
+            the models are not encoded.
         patience: the seconds for which a request is repeated.
         timeout: the seconds of silence after which a try counts as failed.
 
@@ -79,9 +80,9 @@ class HttpClient:
         ConfigError: the address is no URL of HTTP.
 
     Attributes:
-        version: the sum of the parts' versions in the last tasks. None before the first.
-        local_steps: how many local steps the server asks for; None if it does not say.
-        feedback: by part, what was not sent yet. Save it with the client's own state.
+        version: the sum of the parts' versions in the last tasks. None: there was no task yet.
+        local_steps: how many local steps the server asks for. None: it does not say.
+        feedback: by part, the rest of updates that was not sent yet. Save it with the client's own state.
 
     Example:
         >>> client = fastagg.clients.HttpClient("http://127.0.0.1:8000", "ann", "secret")
@@ -106,7 +107,7 @@ class HttpClient:
         self._open = urllib.request.build_opener(_NoRedirects).open
         self._said = -math.inf  # the time of the last warning
         self._layout: dict[str, Any] | None = None
-        self._tasks: dict[int, _Task] = {}  # by part: its last task
+        self._tasks: dict[int, _Task] = {}  # the last task of each part
         self.local_steps: int | None = None
 
     @property
@@ -145,7 +146,7 @@ class HttpClient:
 
         Args:
             part: ask for this part alone. The result is the part's vector.
-            newer: wait until there is a newer version than the last task's.
+            newer: wait until there is a newer version than that of the last task.
             speed: how many local steps this client makes a second, for a server with ``fastest_steps``.
 
         Raises:
@@ -165,17 +166,18 @@ class HttpClient:
         return whole
 
     def send(self, update: Tensor | Encoded, part: int | None = None) -> dict[str, Any]:
-        """Send the update of the last task. Return the receipt's ``version`` and ``applied``. For several parts, these
-        are the sum of their versions, and whether one was applied.
+        """Send the update of the last task. Return the receipt's ``version`` and ``applied``. With several parts,
+        ``version`` is the sum of their versions, and ``applied`` tells whether a part's update was applied.
 
         Args:
             update: a flat update, [d], fp32, fp16 or bf16. Other types are sent as fp32. Or an encoded update of one
                 part.
-            part: the part that the update is of. An encoded update needs it, because it cannot be cut.
+            part: the part to which the update belongs. None: all parts. An encoded update needs a part, because it
+                cannot be cut.
 
         Raises:
-            UnknownVersion, UnknownClient: the task does not count any more. Ask for another one. With several parts,
-                the parts whose tasks still count are taken.
+            UnknownVersion, UnknownClient: the task does not count any more. Ask for another task. With several parts,
+                the updates of parts whose tasks still count are taken.
             EncodingError: an encoded update without its part.
             FastaggError, OSError: as in :meth:`task`. The server refuses with the errors of
                 :meth:`fastagg.Server.receive`.
@@ -201,14 +203,13 @@ class HttpClient:
 
     def exchange(self, update: Tensor | None) -> Tensor:
         """Send an update, if there is one, and ask for the next task. An update that is too late is dropped. If the
-        server answers that it is too soon for this client (:class:`fastagg.TooSoon`), wait for the next version and try
-        again.
+        server refuses with :class:`fastagg.TooSoon`, wait for the next version and try again.
 
         Raises:
-            TooSoon: it is still too soon after ``patience`` seconds. Other errors are those of :meth:`task` and
+            TooSoon: the server still refuses after ``patience`` seconds. Other errors are those of :meth:`task` and
                 :meth:`send`.
 
-        :func:`trainer_callback` takes this method as its ``exchange``.
+        This method can be the ``exchange`` of :func:`trainer_callback`.
         """
         if update is not None:
             with contextlib.suppress(*LOST):
@@ -216,7 +217,7 @@ class HttpClient:
         return self._in_time(self.task)
 
     def _in_time(self, do: Callable[[], T]) -> T:
-        """Call ``do``. While it raises TooSoon, call it again at each new version of the part in question."""
+        """Call ``do``. While ``do`` raises TooSoon, call it again at each new version of the part in the error."""
         until = time.monotonic() + self._patience
         while True:
             try:
@@ -225,20 +226,21 @@ class HttpClient:
                 left = until - time.monotonic()
                 if left < 0 or len(error.args) != 3:
                     raise
-                _, part, version = error.args  # it is too soon as long as the part has this version
+                _, part, version = error.args  # the server will refuse as long as the part has this version
                 asked = {"part": part, "after": version, "wait": min(LONGEST, left)}
             with contextlib.suppress(errors.StaleIncarnation):  # the server has been restarted
                 self._repeat(f"heartbeat/{self._client}?{urlencode(asked)}", memoryview(b""))
 
     def resume(self) -> bool:
-        """Take over the tasks that are open at the server. Use it if a client was restarted and has kept its work.
-        Return whether each part has one."""
+        """Take over the tasks that are open at the server, for a client that was restarted and has kept its work.
+        Return whether each part has an open task."""
         said = json.loads(self._repeat(f"heartbeat/{self._client}", memoryview(b""))[1])
         self._tasks = {int(part): _Task(str(task["task"]), task["version"]) for part, task in said["open"].items()}
         return len(self._tasks) == len(self.layout["parts"])
 
     def _each(self, part: int | None, do: Callable[[int], T]) -> list[T]:
-        """Call ``do`` with one part's number, or with every part's in a thread of its own. Return the results."""
+        """Call ``do`` with the number of a part. None: call it with every part's number, each in a thread of its own.
+        Return the results."""
         parts: Sequence[int] = range(len(self.layout["parts"])) if part is None else (part,)
         if len(parts) == 1:
             return [do(parts[0])]
@@ -297,7 +299,7 @@ class HttpClient:
         except BaseException as error:
             if feedback is not None:  # as far as the client knows, the update did not count
                 feedback.residual = before
-            if isinstance(error, LOST):  # else the next task would wait for a version above one that is lost
+            if isinstance(error, LOST):  # a call with `newer` must not wait for a version above a lost one
                 del self._tasks[part]
             raise
         return receipt
@@ -309,7 +311,7 @@ class HttpClient:
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         while True:
-            wait = pause * random.uniform(0.5, 1.0)  # random, so that clients do not all come at the same time
+            wait = pause * random.uniform(0.5, 1.0)  # random, so that clients do not all try at the same time
             try:
                 request = urllib.request.Request(url, body, headers)
                 with self._open(request, timeout=self._timeout) as answer:
@@ -320,7 +322,7 @@ class HttpClient:
                     raise named from None
                 if (asked := error.headers.get("Retry-After", "")).isdigit():
                     wait = max(wait, int(asked))
-            except (OSError, http.client.HTTPException) as error:  # not reachable, or disconnected
+            except (OSError, http.client.HTTPException) as error:  # the server is not reachable, or has disconnected
                 failed = error
             if time.monotonic() + wait > until:
                 raise TimeoutError(f"{url}: no answer for {self._patience:g} seconds; the last try: {failed}")
@@ -339,7 +341,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _named(error: HTTPError) -> Exception | None:
-    """Return the server's error as one of ours, or an OSError. None: the error's text was cut off."""
+    """Return the server's error as an error of fastagg, or as OSError. None: the error's text was cut off."""
     try:
         text = error.read(10_000)
         if len(text) < min(int(error.headers.get("Content-Length", 0)), 10_000):

@@ -170,11 +170,11 @@ class _Audit(Replay):
 
 
 def _parts(state: State, names: tuple[str, ...]) -> dict[str, Any]:
-    """What two states must have in common, by name."""
+    """Return the parts of a state that the audit compares, by name."""
     tensors: dict[str, Any] = {}
     for key in names:
         value = state[key]
-        if key == "direction":  # how far the exact resummation is says nothing about the model
+        if key == "direction":  # the progress of the exact resummation is not compared: it has no effect on the model
             value = {name: part for name, part in value.items() if name != "scrub"}
         tensors[f"{key} "] = trees.flatten(value, tensors, key)
     return tensors

@@ -1,4 +1,5 @@
-"""All operations on files that a durable server needs, in one class. Tests replace it by a disk that loses power."""
+"""All operations on files that a durable server needs, in one class. Tests replace the class by a disk that loses
+power."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from fastagg.storage.files import is_full as is_full
 from fastagg.storage.files import named as named
 
 Bytes = bytes | bytearray | memoryview
-_MOST_BUFFERS = 512  # of one call; the system's limit is 1,024
+_MOST_BUFFERS = 512  # the most buffers in a system call. The system's limit is 1,024.
 
 
 class Disk:
     """The files of one folder, by their names in it.
 
-    The folder is held open, and names are looked up in it. So another folder that somebody puts at the same path is
-    never taken for it. Every method raises OSError if the system refuses. In a forked child those that look a name up
-    or write do: what the child drops, such as an upload, is still its parent's.
+    The folder is held open, and names are looked up in the open folder. So another folder that later has the same path
+    is never used. Every method raises OSError if the system refuses. In a forked child, methods that write or look up a
+    name always raise OSError: the files still belong to the parent, even if the child drops its objects.
 
     Attributes:
         path: the folder's path, for messages.
@@ -51,7 +52,7 @@ class Disk:
         self.leave()
 
     def leave(self) -> None:
-        """Unlock and close the folder. Nothing can be done with it any more."""
+        """Unlock and close the folder. The disk cannot be used any more."""
         self.unlock()
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
@@ -60,13 +61,13 @@ class Disk:
                 os.close(descriptor)
 
     def make_folder(self, name: str) -> None:
-        """Create a folder in this one. It may exist."""
+        """Create a folder in this folder, unless it exists."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, dir_fd=self._here())
 
     def names(self) -> list[str]:
         """Return the sorted names in the folder."""
-        # Not of the descriptor: btrfs lists what was there when that was opened.
+        # Open the folder again: on btrfs, the old descriptor would list the names at the time when it was opened.
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._here())
         try:
             return sorted(os.listdir(folder))
@@ -74,9 +75,9 @@ class Disk:
             os.close(folder)
 
     def open(self, name: str, *, create: bool = False, write: bool = True) -> int:
-        """Open a regular file. With ``create`` it may be new."""
+        """Open a regular file. With ``create`` it is created if it does not exist."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        # Not blocking: a pipe with this name would be waited for.
+        # With O_NONBLOCK, the call does not wait if the name is that of a pipe.
         flags |= os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
         file = os.open(name, flags, 0o600, dir_fd=self._here())
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -90,7 +91,7 @@ class Disk:
 
     @contextlib.contextmanager
     def opened(self, name: str, *, create: bool = False, write: bool = True) -> Iterator[int]:
-        """Open a file, and close it."""
+        """Open a file for the time of a ``with`` block."""
         file = self.open(name, create=create, write=write)
         try:
             yield file
@@ -113,12 +114,12 @@ class Disk:
             return self.size(file)
 
     def allocate(self, file: int, size: int) -> None:
-        """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. A
-        file that cannot have all of them is left as it was."""
+        """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. If
+        there is not enough room for all bytes, the file stays as it was."""
         files.allocate(file, size)
 
     def free(self) -> int:
-        """Return how many bytes the file system has for this process."""
+        """Return how many free bytes the file system has for this process."""
         volume = os.fstatvfs(self._here())
         return volume.f_bavail * volume.f_frsize
 
@@ -140,8 +141,8 @@ class Disk:
         return offset
 
     def read_into(self, file: int, view: memoryview, offset: int) -> int:
-        """Read up to as many bytes as the view has, and return their number. Files are read and never mapped: a page
-        that cannot be read is then an error, and not the end of the process."""
+        """Read bytes until the view is full or the file ends. Return their number. Files are never mapped into memory:
+        an unreadable page would then end the process. Here it is an error."""
         done = 0
         while done < len(view) and (count := os.preadv(file, [view[done : done + (1 << 30)]], offset + done)):
             done += count
@@ -156,7 +157,7 @@ class Disk:
         return data
 
     def read_tensor(self, file: int, size: int, offset: int) -> Tensor:
-        """Read up to ``size`` bytes, which may be many: into huge pages."""
+        """Read up to ``size`` bytes into huge pages, because they may be many."""
         data = memory.empty_bytes(size, recycle=False)
         return data[: self.read_into(file, data.numpy().data, offset)]
 
@@ -178,7 +179,7 @@ class Disk:
         os.rename(old, new, src_dir_fd=self._here(), dst_dir_fd=self._here())
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with its files. It need not exist."""
+        """Remove a file, or a folder with its files, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             try:
                 os.unlink(name, dir_fd=self._here())
@@ -192,9 +193,9 @@ class Disk:
                 os.rmdir(name, dir_fd=self._here())
 
     def lock(self, name: str) -> bool:
-        """Lock the folder, and a file in it, until :meth:`unlock`, or until this process ends, whatever children it has
-        forked. Return whether nobody else has."""
-        # An interrupt at any instruction finds an owner of what is open: the file object, and then this one.
+        """Lock the folder and a file in it until :meth:`unlock`, or until this process ends. Children that it has
+        forked do not keep the lock. Return False if another disk object has the lock."""
+        # The open file always has an owner, even if an interrupt comes: first the file object, then this object.
         self._lock = io.FileIO(name, "r+", opener=lambda *_: self.open(name, create=True))
         native.log.keep_from_children(self._lock.fileno())
         try:
@@ -205,7 +206,7 @@ class Disk:
         return True
 
     def unlock(self) -> None:
-        """Give the lock back, if there is one."""
+        """Release the lock, if this object has it."""
         if self._lock is None:
             return
         if os.getpid() == self._process:

@@ -1,12 +1,12 @@
-"""Keeps a server's folder in order: a thread writes its checkpoints, and removes what no recovery will ask for.
+"""Keeps a server's folder in order. A thread writes the checkpoints, and removes the files that no recovery needs.
 
-On a full volume the server goes on by itself. While there is room, all that the next checkpoint needs is made: its
-folder and files (``reserve-N/``), a segment for the answers that the log still has to write (``room-N``), of which the
-queue never has more, and a file for an upload (``spare``). So none needs a new block or inode, the oldest checkpoint
-becomes the next reserve, its log's segments the next rooms, and its last upload the next spare file. A name may need
-some blocks, if the folder's own are full (64 on XFS): a room gives them, and no upload takes them meanwhile. Nothing is
-begun that cannot be ended, and what gets only some of its blocks gives them back.
-A state that has grown by more than a quarter of ``SLACK`` since the last checkpoint needs that much.
+On a full volume the server goes on by itself. While there is room, the files of the next checkpoint are made: its
+folder (``reserve-N/``), a segment for the answers that still wait for the log (``room-N``; the answers never need
+more), and a file for an upload (``spare``). So a checkpoint needs no new block or inode. The oldest checkpoint then
+becomes the next reserve, its log's segments the next rooms, and its last upload the next spare file. If the folder's
+own blocks are full, a new name may need some blocks (64 on XFS): a room gives them, and no upload may take them
+meanwhile. No file is begun that cannot be finished. A file that gets only some of its blocks gives them back.
+If the state has grown by more than a quarter of ``SLACK`` since the last checkpoint, the next one needs new blocks.
 The log, its free segments and uploads have at most ``keep + 1`` times ``every`` bytes.
 """
 
@@ -34,42 +34,42 @@ from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
 SLACK = 1 << 20  # bytes of the log's room besides two updates
-_AGAIN = 0.05  # seconds after which a thread without memory goes on
-_PATIENCE = 1.5  # seconds in which the log goes on, if the disk has room again
+_AGAIN = 0.05  # seconds after which the thread tries again, if there was no memory
+_PATIENCE = 1.5  # seconds that a failed log gets to go on, after it was given room
 _log = logging.getLogger("fastagg")
 
 
 class Latch:
-    """What is set once, and waited for. Unlike ``threading.Event`` it has no lock that a waiting thread holds for a
-    moment: a signal's handler that fell into that moment, and waited for the thread that sets this, would wait for
-    ever."""
+    """A flag that is set once. Threads can wait for it. A waiting thread holds no lock, as it briefly does with
+    ``threading.Event``: if a signal handler ran at that moment and waited for the thread that sets the flag, it would
+    wait for ever."""
 
     def __init__(self) -> None:
         self._is_set = False
-        self._waiting: deque[threading.Lock] = deque()  # each waiter's own
+        self._waiting: deque[threading.Lock] = deque()  # a lock for each waiting thread
 
     def is_set(self) -> bool:
         return self._is_set
 
     def set(self) -> None:
         self._is_set = True
-        try:  # needs no memory: nobody waits for ever because there was none
+        try:  # this allocates no memory, so the waiting threads wake even if there is none
             while self._waiting:
                 self._waiting.pop().release()
-        except IndexError:  # somebody else has set it, too
+        except IndexError:  # another thread called this, too, and took the last lock
             pass
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Return whether it is set, after ``seconds`` at the latest."""
+        """Wait until the flag is set, at most ``seconds``. Return whether it is set."""
         mine = threading.Lock()
         mine.acquire()
-        self._waiting.append(mine)  # before the look, so that whoever sets it later finds it
+        self._waiting.append(mine)  # before `_is_set` is read, so that a later `set` finds the lock
         return self._is_set or mine.acquire(timeout=-1 if seconds is None else seconds)
 
 
 @dataclass(eq=False)
 class _Request:
-    """Somebody waits for a checkpoint."""
+    """A call of `checkpoint` that waits for the thread."""
 
     done: Latch = field(default_factory=Latch)
     written: int | None = None
@@ -82,10 +82,10 @@ class Keeper:
     Args:
         made: the settings that the folder was begun with.
         folder_id: the folder's random number.
-        kept: sequence numbers of the checkpoints that are there, oldest first.
+        kept: sequence numbers of the folder's checkpoints, oldest first.
         keep: how many checkpoints stay.
-        every: bytes of the log and of uploads after which one is written.
-        slack: bytes that the log's room has besides two updates; the files of a checkpoint have a quarter of it.
+        every: bytes of the log and of uploads after which a checkpoint is written.
+        slack: bytes that the log's room has besides two updates. A checkpoint's files have a quarter of ``slack``.
 
     Attributes:
         room: bytes that are kept for answers that wait for the log.
@@ -98,16 +98,17 @@ class Keeper:
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
         self.made, self.folder_id = made, folder_id
         self.kept, self.keep, self.every = kept, keep, every
-        self.history = 0  # of the oldest checkpoints, which stay with all of the log behind them
+        self.history = 0  # how many of the oldest checkpoints are never removed, nor the log after them
         self.journal: Any = None
         self._due = every
         self._requests: deque[_Request] = deque()
-        self._full, self._again = False, 0.0  # the disk refused an upload; when to write a checkpoint because of it
+        self._full = False  # whether the disk refused an upload
+        self._again = 0.0  # the earliest time of a checkpoint that is written because the disk is full
         self._closing = False
         self._thread: threading.Thread | None = None
         self._ended = Latch()
-        self._wrong = ""  # why there is no room for the next checkpoint
-        self._lent: set[str] = set()  # rooms that the log got
+        self._wrong = ""  # why there is no room for the next checkpoint; empty: there is room
+        self._lent: set[str] = set()  # names of rooms that the log got
         listing = contents(disk)
         self.slack, self.room = slack, (slack + 8 * parts.layout.size) // BLOCK * BLOCK
         self._numbers = itertools.count(
@@ -115,7 +116,7 @@ class Keeper:
         )
 
     def start(self, journal: Any, replayed: int) -> None:
-        """Begin to write checkpoints. ``replayed``: bytes of the log and of uploads behind the last one."""
+        """Begin to write checkpoints. ``replayed``: bytes of the log and of uploads after the last checkpoint."""
         self.journal = journal
         self.uploads.refused = self.full
         self.clear()
@@ -127,8 +128,8 @@ class Keeper:
             raise OSError(errno.EAGAIN, f"the system refuses a thread: {error}") from error
 
     def wait(self, sequence: int) -> None:
-        """Wait until the record is on the disk, so that a checkpoint with it may count. A log that has no room gets
-        what was kept for it."""
+        """Wait until the record is on the disk: only then may a checkpoint that includes the record be used. If the log
+        has no room, it gets a room."""
         for _ in range(2):
             if self.journal.failure:
                 self._help_log()
@@ -138,20 +139,20 @@ class Keeper:
         self.journal.wait(sequence)
 
     def _rooms(self) -> list[str]:
-        """The log's rooms that it does not have, the largest at the end."""
+        """Return the names of the rooms that the log did not get, the largest last."""
         rooms = [name for name in contents(self.disk).rooms if name not in self._lent]
         return sorted(rooms, key=self.disk.size_of)
 
     def _help_log(self) -> None:
-        if self._lent.intersection(self.disk.names()):  # it has one, and cannot give it a name
+        if self._lent.intersection(self.disk.names()):  # the log has a room, but no blocks to rename it
             self._free_blocks()
         elif rooms := self._rooms():
             self._lent.add(rooms[-1])
             self.journal.reuse(rooms[-1])
 
     def _free_blocks(self) -> bool:
-        """Take some blocks from a room: a folder whose own blocks are full needs them for another name. Return whether
-        there were any."""
+        """Take some blocks from a room. A folder whose own blocks are full needs them for another name. Return whether
+        the room had any blocks."""
         self.uploads.is_full = True
         for name in self._rooms()[-1:]:
             with self.disk.opened(name) as file:
@@ -171,13 +172,13 @@ class Keeper:
                     raise
 
     def checkpoint(self) -> int:
-        """Let the thread write a checkpoint, wait for it, and return its number. The caller holds nothing meanwhile, so
-        others go on, and a signal handler may call this while it interrupts such a call."""
+        """Let the thread write a checkpoint, wait for it, and return its number. The caller holds no lock meanwhile, so
+        other calls go on, and a signal handler that interrupts this method may call it, too."""
         self.refuse_with_lock("checkpoint()")
         request = _Request()
         self._requests.append(request)
         self.journal.nudge()
-        if self._ended.is_set():  # it may have ended before it saw the request
+        if self._ended.is_set():  # the thread may have ended before it saw the request
             self._refuse_requests()
         request.done.wait()
         if request.error is not None:
@@ -186,12 +187,12 @@ class Keeper:
         return request.written
 
     def full(self) -> None:
-        """The disk has refused something. A checkpoint may free what fills it."""
+        """Note that the disk refused an upload. The thread then writes a checkpoint, because it may free some room."""
         self._full = True
         self.journal.nudge()
 
     def refuse_with_lock(self, what: str) -> None:
-        """Refuse what waits for the thread, if the thread could wait for the caller.
+        """Refuse a call that would wait for the thread, if the thread could wait for the caller.
 
         Raises:
             Reentered: the caller is in the middle of a step. ConfigError: the process is a fork of the server's.
@@ -202,12 +203,12 @@ class Keeper:
                 f"{what}: this thread is in the middle of a step, and called from a rule of your own, a finalizer or a "
                 "signal handler; call it when the step is done"
             )
-        with engine.reading:  # refuses a fork, which has no such thread
+        with engine.reading:  # refuses a fork of the process, in which the thread does not run
             pass
 
     def close(self, seconds: float | None = None) -> bool:
-        """End the thread; a checkpoint that it is writing is given up. Wait no longer than ``seconds``. Return whether
-        it has ended."""
+        """End the thread, and wait for its end no longer than ``seconds``. A checkpoint that the thread is writing is
+        given up. Return whether the thread has ended."""
         self._closing = True
         if self._thread is None or not self._thread.is_alive():
             return True
@@ -224,7 +225,8 @@ class Keeper:
                 pass
 
     def _safely(self, work: Callable[[], bool]) -> bool:
-        """Return what ``act`` returns. Without memory it is done again: whoever waits still stands in the line."""
+        """Return what ``work`` returns. Without memory, return True later, so that the caller runs ``work`` again. The
+        requests are still in the queue then."""
         try:
             return work()
         except MemoryError:
@@ -233,8 +235,8 @@ class Keeper:
             return True
 
     def _round(self) -> bool:
-        """Wait for something to do, and do it. Return whether more may come. Nothing of it is held afterwards: the
-        error of a request holds the caller's frames, and so the server."""
+        """Wait until a checkpoint is due or requested, and write it. Return whether more may come. This is a method of
+        its own because a request's error holds the caller's frames, and so the server: no local may outlive a round."""
         self.journal.wait_written(self._due)
         requests = list(self._requests)
         if not self._closing and (requests or self._is_due()):
@@ -252,13 +254,14 @@ class Keeper:
             written = self.write()
         except FastaggError as error:
             failed = error
-        except Exception as error:  # whoever waits must hear of it
+        except Exception as error:  # the waiting callers must get the error
             failed = CheckpointError(f"{self.disk.path}: the checkpoint could not be written: {error!r:.200}")
         if failed is not None:
-            self._due = self.every + self.journal.written  # tried again after as many bytes
+            self._due = self.every + self.journal.written  # the next attempt
             if not requests and not self._closing:
                 _log.warning("checkpoint failed: %s", failed)
-        self._again = 2 * time.monotonic() - start + 1.0  # a disk that stays full is not asked all the time
+        # A second after now, and as long again as this attempt took: a full disk must not keep the thread busy.
+        self._again = 2 * time.monotonic() - start + 1.0
         for request in requests:
             request.written, request.error = written, failed
             request.done.set()
@@ -269,7 +272,7 @@ class Keeper:
             error = CheckpointError(f"{self.disk.path}: this server is closed")
             try:
                 request = self._requests.popleft()
-            except IndexError:  # somebody else has taken it
+            except IndexError:  # another thread has taken the last request
                 break
             request.error = error
             request.done.set()
@@ -293,7 +296,7 @@ class Keeper:
                 uploads = {"uploads": self.uploads.recorded(numbers[0]), "next_upload": self.uploads.next()}
         if is_written:
             if self._wrong or self.uploads.is_full:
-                self.clear()  # a full volume refused this after the checkpoint
+                self.clear()  # `clear` failed after this checkpoint, because the volume was full
             return int(sequence)
         name = checkpoint_name(sequence)
         more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, **uploads}
@@ -301,17 +304,17 @@ class Keeper:
         def described() -> dict[str, Any]:
             end, digest = sequence, bytes(32)
             if self.journal is not None:
-                self.wait(sequence)  # its digest is known then
+                self.wait(sequence)  # the record's digest is known only then
                 end, digest = self.journal.durable, self.journal.digest(sequence)
             log = {"digest": digest.hex(), "end": end}
             return {"log": log, "model": model_digest(snapshot.state["flat"])}
 
         try:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):
-                self.disk.sync_folder()  # the older checkpoint that this is written over does not come back
+                self.disk.sync_folder()  # the reserve was an older checkpoint, which must not come back
                 reserve = next(iter(contents(self.disk).reserves), reserve_name(next(self._numbers)))
                 nbytes = snapshot.write(self.disk, reserve, more, self.slack // 4, described, self.go_on)
-                self.disk.remove(name)  # of an attempt that failed after this
+                self.disk.remove(name)  # may be left of an attempt that failed after the rename
                 self._rename(reserve, name)
                 self.disk.sync_folder()
             self._due = written + self.every
@@ -326,7 +329,7 @@ class Keeper:
         return int(sequence)
 
     def go_on(self) -> None:
-        """Give up the checkpoint that is being written, if the server is closed."""
+        """Raise an error that ends the writing of a checkpoint, if the server is closed."""
         if self._closing:
             raise CheckpointError(f"{self.disk.path}: this server is closed; the checkpoint was given up")
 
@@ -334,29 +337,31 @@ class Keeper:
         return slice(self.history, max(self.history, len(kept) - self.keep))
 
     def clear(self) -> None:
-        """Remove what no recovery will ask for: all that no checkpoint that stays, no record behind the oldest of them
-        and no open upload names. Keep room for the next checkpoints."""
+        """Remove the files that no recovery needs, and keep room for the next checkpoints. Recovery needs the
+        checkpoints that stay, the log after the oldest of them, and the uploads that this log refers to. Open uploads
+        stay, too."""
         if self.journal is None:
             return
-        freed: list[str] = []  # segments that the log does not have now
+        freed: list[str] = []  # names of segments that the log has given up
         wrong = ""
         try:
             for old in self.kept[self._to_go(self.kept)]:
-                self._rename(checkpoint_name(old), reserve_name(next(self._numbers)))  # its blocks are the next one's
+                # The next checkpoint will use the blocks of the old one.
+                self._rename(checkpoint_name(old), reserve_name(next(self._numbers)))
                 self.kept.remove(old)
-            self.disk.sync_folder()  # else a checkpoint could come back with a power loss, and its log not
+            self.disk.sync_folder()  # else a checkpoint could come back after a power loss, but without its log
             freed += self.journal.release(self.kept[0])
             freed += iter(self.journal.give_up, "")
-            listing = contents(self.disk)  # before the look at what is needed, which is said before there is a file
+            listing = contents(self.disk)  # before `needed`: an upload counts as open before it has a file
             needed = self.uploads.needed(self.kept[0])
             for number in set(listing.uploads).difference(needed):
-                with contextlib.suppress(FileNotFoundError):  # its own end has just done it
+                with contextlib.suppress(FileNotFoundError):  # the upload has just ended, and removed its file
                     self.uploads.remove(self.disk, number)
             self._keep_room(listing, freed)
             self._keep_spare()
             self._shrink(freed)
             self.uploads.is_full = False
-        except OSError as error:  # it is tried again after the next one
+        except OSError as error:  # the next checkpoint calls this again
             wrong = str(error)
         finally:
             for name in freed:
@@ -366,12 +371,12 @@ class Keeper:
         self._wrong = wrong
 
     def _keep_room(self, listing: Contents, freed: list[str]) -> None:
-        """Keep room for as many checkpoints as may come before one goes, and for what the log writes before each: after
-        ``keep`` further ones nobody needs that, and it is room again."""
+        """Keep room for as many checkpoints as may be written before one is removed, and a room of the log for each.
+        After ``keep`` further checkpoints a log's segments are no longer needed, and become rooms again."""
         limit = self.keep + self.history + 1 - len(self.kept)
         sizes = trees.used(self.disk, checkpoint_name(self.kept[-1]))
         reserves = listing.reserves + [reserve_name(next(self._numbers)) for _ in range(limit - len(listing.reserves))]
-        self._lent.difference_update(freed)  # what was not used
+        self._lent.difference_update(freed)  # the log did not use these
         rooms = [name for name in listing.rooms if name not in self._lent]
         freed[:] = [name for name in freed if name not in rooms]
         for name in reserves[limit:] + rooms[self.keep + 1 :]:
@@ -398,19 +403,19 @@ class Keeper:
                 self.disk.truncate(file, self.room)
 
     def _keep_spare(self) -> None:
-        """Keep room for an upload. On a full volume, the one that has it gives it back."""
+        """Keep room for an upload. On a full volume, the upload that used the room gives it back."""
         if not self.uploads.spare or folder.SPARE in self.disk.names():
             return
         with contextlib.suppress(OSError), self.disk.opened(folder.SPARE + folder.PARTIAL, create=True) as file:
             self.disk.allocate(file, self.uploads.spare)
-            self.disk.sync(file)  # so whoever finds its name has its blocks
+            self.disk.sync(file)  # before the file gets its name: a spare file must have its blocks
             self.disk.rename(folder.SPARE + folder.PARTIAL, folder.SPARE)
 
     def _shrink(self, freed: list[str]) -> None:
-        """Remove free segments while the log and uploads have more than they may."""
+        """Remove free segments while the log and uploads have more bytes than ``(keep + 1) * every``."""
         listing, used = contents(self.disk), 0
         for name in (*listing.segments.values(), *listing.free, *listing.uploads.values()):
-            with contextlib.suppress(FileNotFoundError):  # the log has just renamed it
+            with contextlib.suppress(FileNotFoundError):  # the log has just renamed the file
                 used += self.disk.size_of(name)
         while used > (self.keep + 1) * self.every and freed:
             used -= self.disk.size_of(freed[-1])

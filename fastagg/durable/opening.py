@@ -1,4 +1,4 @@
-"""Opens a server's folder: with a new server, or with the state at the end of the previous process."""
+"""Opens a server's folder. The server is new, or continues from the state at the end of the previous process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.watching import ServerWatch, watch_of
 
-SEGMENT, _SMALL = 64 << 20, 256 << 10  # bytes of the largest segments of the log, and of the first
-_PENDING = 256 << 20  # bytes that may wait for the log before others do
+SEGMENT, _SMALL = 64 << 20, 256 << 10  # the most and the fewest bytes of a full-size segment of the log
+_PENDING = 256 << 20  # the most bytes of answers that may wait for the log. Further answers wait before their step.
 _CHUNK = 16 << 20  # bytes that are read at a time
 _SLOW = 1.0  # an answer that takes so many seconds is reported
 _log = logging.getLogger("fastagg")
@@ -42,28 +42,28 @@ def open(
     checkpoint_every: int = EVERY,
     keep_history: bool = False,
 ) -> Server:
-    """Return the server of the folder ``path``. If the folder is empty, it is the server that ``make`` makes. Otherwise
-    the server is restored bit for bit: from its last checkpoint and all later records of its log.
+    """Return the server of the folder ``path``. If the folder is empty, this is the new server that ``make`` makes.
+    Otherwise the server is restored bit for bit from its last checkpoint and all later records of its log.
 
     Args:
         path: the folder. It is created if it does not exist.
-        make: a function that makes the server, with the settings with which the folder was made. Limits of tasks
-            (``lease``, ``max_delay``, ``max_open_per_client``, ``max_clients``) may change from one opening to the
-            next.
-        durability: ``arrival``: ``receive`` returns when its update is on the disk. ``step``: only an update that made
-            a step waits for the disk, with all updates before it. ``none``: nobody waits, and a crash loses the updates
-            of the last fraction of a second. A large update in chunks (``receiving``) is on the disk before its step,
-            with any of them. ``receipt.durable`` tells whether an update is on the disk, and
-            ``server.flush()`` waits for it.
-        keep: how many checkpoints are kept. The log goes back to the oldest of them.
-        checkpoint_every: after so many bytes of log and of uploads a checkpoint is written in the background.
+        make: a function that makes the server. Its settings must be those with which the folder was made. Limits of
+            tasks (``lease``, ``max_delay``, ``max_open_per_client``, ``max_clients``) may change from one opening to
+            the next.
+        durability: when ``receive`` returns. ``arrival``: when its update is on the disk. ``step``: an update that
+            makes a step waits until it and all earlier updates are on the disk, other updates do not wait. ``none``: no
+            update waits, and a crash loses the updates of the last fraction of a second. With every setting, a large
+            update in chunks (``receiving``) is on the disk before its step. ``receipt.durable`` tells whether an update
+            is on the disk. ``server.flush()`` waits for the disk.
+        keep: how many checkpoints are kept. The log is kept from the oldest of these on.
+        checkpoint_every: the bytes of log and uploads after which a checkpoint is written in the background.
         keep_history: also keep the folder's first checkpoint and all of the log, for :func:`fastagg.audit`.
 
     Raises:
         Busy: another process, or another server of this process, has the folder open.
         CheckpointError: the folder is damaged, or could not be read or written. Nothing has changed.
-            ``fastagg doctor`` says more, and ``fastagg doctor --salvage NEW`` takes what is readable behind a damaged
-            record to a new folder.
+            ``fastagg doctor`` says more. ``fastagg doctor --salvage NEW`` copies the state before a damaged record, and
+            the updates after it that can be read, to a new folder.
         ConfigError: a setting is refused, or ``make`` makes a server that differs from the folder's.
 
     Example:
@@ -123,13 +123,13 @@ def open_on(
                 journal.max_waiting = server.max_waiting
             log = Log(disk, journal, keeper, keeper.uploads, durability)
             keeper.start(journal, replayed)
-        watch = watch_of(server) or ServerWatch()  # `make` may have it watched
+        watch = watch_of(server) or ServerWatch()  # `make` may have called `fastagg.watch`
         server._attach(log, watch)
         watch.begin(server, min(watch.slow, _SLOW))
-        # Versions from the next one on may be lost ones' again, even if nothing of them was written.
+        # The next versions may have the numbers of versions that the last process made but did not write.
         if not is_new:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
-        weakref.finalize(server, log.close, 5.0)  # nobody asked to wait longer
+        weakref.finalize(server, log.close, 5.0)  # waits for at most 5 seconds
         return server
     except BaseException:
         if keeper is not None:
@@ -143,9 +143,9 @@ def open_on(
 class _Opening(NamedTuple):
     server: Server
     keeper: Keeper
-    start: Plain  # where the journal goes on
-    replayed: int  # bytes, with those of uploads
-    is_new: bool  # the folder was empty
+    start: Plain  # the journal's arguments: where it continues
+    replayed: int  # bytes of the log and of uploads after the checkpoint
+    is_new: bool  # whether the folder was empty
 
 
 def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _Opening:
@@ -161,7 +161,7 @@ def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _
     for name in unused:
         disk.rename(name, free_name(name))
     start["free"] = [*listing.free, *map(free_name, unused)]
-    # So may the name of the segment in which the log goes on. A segment that no mark names must not come back.
+    # The renames must be on the disk before the log continues: a segment that no mark names must not come back.
     disk.sync_folder()
     _tidy(disk, listing, recovery)
     last_upload = max((*listing.uploads, *recovery.uploads, recovery.checkpoint.next_upload))
@@ -207,7 +207,7 @@ def _made(make: Callable[[], Server]) -> Server:
 
 
 def _start(disk: Disk, listing: Contents, recovery: Recovery) -> Plain:
-    """Return where the log goes on, and which of its files are needed."""
+    """Return where the log continues, and which of its files are needed."""
     oldest = next(sequence for sequence in listing.checkpoints if sequence not in recovery.damaged)
     reader = recovery.reader
     last, place, tail = reader.end
@@ -216,7 +216,7 @@ def _start(disk: Disk, listing: Contents, recovery: Recovery) -> Plain:
     busy = [(listing.segments[number], first) for (number, first), end in zip(segments, next_firsts, strict=False)
             if end > oldest + 1]  # fmt: skip
     names = {name for name, _ in busy}
-    # what the last process wrote last, by the names of the files: where it begins and ends
+    # The last bytes that the previous process wrote: file name -> where they begin and end.
     tails = {listing.segments[segments[-1][0]]: (tail, place)} if segments else {}
     if reader.mark is not None:
         segment, at = reader.mark
@@ -229,16 +229,15 @@ def _start(disk: Disk, listing: Contents, recovery: Recovery) -> Plain:
 
 
 def _unused(listing: Contents, start: Plain) -> list[str]:
-    """Return the segments that no checkpoint needs any more, or that no record ever came to."""
+    """Return the names of segments that no checkpoint needs any more, or that have no record."""
     numbers = [number for number, name in listing.segments.items() if name in dict(start["busy"])]
     last = max(numbers, default=0)
     return [name for number, name in listing.segments.items() if not numbers or not numbers[0] <= number <= last]
 
 
 def _make_durable(disk: Disk, names: set[str], tails: dict[str, tuple[int, int]]) -> None:
-    """Sync what a killed process has written, which may be in memory only. If a sync of its last group of records, or
-    of a mark, had failed, the system takes it for written: so it is written again, with the same bytes at the same
-    place."""
+    """Sync the files that a killed process has written, because they may be in memory only. ``tails`` are written again
+    first, with the same bytes at the same place: if their sync failed, the system takes them for written."""
     for name in names:
         at, end = tails.get(name, (0, 0))
         with disk.opened(name) as file:
@@ -248,7 +247,7 @@ def _make_durable(disk: Disk, names: set[str], tails: dict[str, tuple[int, int]]
 
 
 def _tidy(disk: Disk, listing: Contents, recovery: Recovery) -> None:
-    """Remove what was left unfinished or is damaged. Of the rest, :meth:`Keeper.clear` says what may go."""
+    """Remove unfinished files, and rename damaged checkpoints. :meth:`Keeper.clear` removes other unneeded files."""
     for name in listing.leftovers:
         disk.remove(name)
     for sequence in recovery.damaged:

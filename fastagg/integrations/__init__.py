@@ -1,6 +1,7 @@
 """Adapters from other frameworks to fastagg. Each imports its framework; no other part of the package does.
 
-Here is what configuration files name: presets, functions, clients; and the check that a framework is new enough.
+This module looks up the presets and functions that configuration files name, and the number of a client that they list.
+It also checks that a framework is installed and new enough.
 """
 
 from __future__ import annotations

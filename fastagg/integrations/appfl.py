@@ -1,8 +1,9 @@
-# ruff: noqa: E402 - what is required is checked before it is imported
-"""Aggregators that replace APPFL's FedAsync, FedBuff and FedAvg. YAML names them, and APPFL's schedulers call them.
+# ruff: noqa: E402 - `require` is called before APPFL is imported
+"""Aggregators that replace APPFL's FedAsync, FedBuff and FedAvg. YAML names an aggregator, and APPFL's schedulers call
+it.
 
-APPFL does not report which version an upload was trained from. The aggregator assumes the last model that it sent to
-this client (a client has one at a time). If the client's metadata has ``version``, the aggregator checks it.
+APPFL does not report from which version an upload was trained. The aggregator assumes the model that it last sent to
+this client. If the client's metadata has a ``version``, the aggregator compares it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from appfl.algorithm.aggregator import BaseAggregator
 from appfl.algorithm.scheduler import AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 
-_REFUSED = {  # settings of APPFL's own aggregators, and of a run, which have no effect here
+_REFUSED = {  # settings of APPFL's own aggregators or of a run that would have no effect here, and why
     "K": "a setting of APPFL's own aggregators; in settings it is buffer_size",
     "use_secure_agg": "only APPFL's own FedAvg reads masked updates",
     "stop": "APPFL sets the number of updates of a run, num_global_epochs",
@@ -51,8 +52,8 @@ _KNOWN = (
     "save_every", "gradient_based", *_RUN,
 )  # fmt: skip
 _SCHEDULERS = (AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler)
-_NO_METRICS = ("round", "version")  # numbers in a client's metadata that are none
-Key = str | int | tuple[str, int]  # a client, or a task that went out without saying to whom
+_NO_METRICS = ("round", "version")  # numbers in a client's metadata that are not metrics
+Key = str | int | tuple[str, int]  # a client's name, or ("unnamed", number) if APPFL did not name the client
 
 
 class Aggregator(BaseAggregator):
@@ -60,14 +61,14 @@ class Aggregator(BaseAggregator):
 
     ``aggregator_kwargs`` in YAML:
 
-    - ``algorithm``: a preset's name (FADAS, FedBuff, FedAsync, ACE, ...); ``settings``: its keyword arguments. Clients
-      count equally, as in APPFL, unless ``settings`` has ``weighting: samples``.
-    - ``num_clients``: how many clients get the initial model (APPFL does not say which). Or ``client_ids``: names of
+    - ``algorithm``: a preset's name (FADAS, FedBuff, FedAsync, ACE, ...). ``settings``: the preset's keyword arguments.
+      Clients count equally, as in APPFL, unless ``settings`` has ``weighting: samples``.
+    - ``num_clients``: how many clients get the initial model (APPFL does not name them). Or ``client_ids``: names of
       all clients, for rules that keep an update of each (ACE, ACED, CA2FL).
     - ``model_path``, ``model_name``, ``model_kwargs``: where the model is, as in ``model_configs``. APPFL does not pass
-      the model to an aggregator from a file. Without it the first upload is the first model and not an update.
-    - ``checkpoint``, ``save_every``: a file to continue from, and after how many versions to write it (1). The last
-      version is written, too, when the aggregator or the program ends.
+      the model to an aggregator from a file. Without a model the first upload is the first model and not an update.
+    - ``checkpoint``, ``save_every``: a file to continue from, and the number of versions after which it is written (1).
+      When the aggregator or the program ends, the last version is written, too.
     - ``gradient_based``: clients upload the model that they were sent minus the trained model, as with APPFL's
       ``send_gradient: true``. The server then keeps no version for them.
     - ``trackers``, ``best``, ``max_failures``, ``max_in_a_row``, ``max_seconds``: see
@@ -96,14 +97,14 @@ class Aggregator(BaseAggregator):
         self.client_sample_size: dict[str | int, float] = {}
         self._ids = list(self.config["client_ids"]) if self.config.get("client_ids") else None
         self._server: fastagg.Server | None = None
-        self.book: Book[Key, str | int | None]  # by client: what it was sent last
+        self.book: Book[Key, str | int | None]  # each client's last task
         self._begun, self._is_unclear, self._is_counted, self._unnamed_count = False, False, False, 0
         self._last: dict[str | int, tuple[int, ...]] = {}  # checksums of each client's last upload, by array
         self._lock = threading.RLock()
         rule = Rule(APPFL, self.config.get("algorithm"), self.config.get("settings"), rounds=self.synchronous)
         run = Settings(**{key: self.config[key] for key in _RUN if key in self.config}, retry_after=0.0)
         path, every = self.config.get("checkpoint"), self.config.get("save_every", 1)
-        # The run does not know the aggregator, so that it saves the last version when that one ends.
+        # The run must not refer to the aggregator: the last version is saved when the aggregator is garbage.
         self.run = AdapterRun(rule, run, path, every, log=self.logger.info, warn=self.logger.warning)
         folder = Path(getattr(self.logger, "log_filepath", "-")).parent  # APPFL's logging_output_dirname, or here
         self.run.place(App("APPFL server", "", folder))
@@ -115,7 +116,7 @@ class Aggregator(BaseAggregator):
 
     @property
     def server(self) -> fastagg.Server:
-        """The fastagg server. There is none before there is a model: ConfigError."""
+        """The fastagg server. ConfigError: there is no model yet, and so no server."""
         if self._server is None:
             raise ConfigError(
                 "there is no model yet: name aggregator_kwargs.model_path, or let a client upload one first"
@@ -128,14 +129,14 @@ class Aggregator(BaseAggregator):
         Raises:
             ConfigError: the caller is one of APPFL's schedulers that this aggregator cannot serve.
         """
-        scheduler = sys._getframe(1).f_locals.get("self", self)  # APPFL does not say which one there is
+        scheduler = sys._getframe(1).f_locals.get("self", self)  # APPFL does not pass its scheduler
         self._check(scheduler)
         with self._lock:
             begins, self._begun = not self._begun, True
             if begins and self._ids is not None:
                 for name in self._ids:
                     self._send(name)
-            elif begins and self.server.num_clients is None:  # the initial model: one call may stand for all of them
+            elif begins and self.server.num_clients is None:  # one call may get the initial model for all clients
                 total = getattr(scheduler, "scheduler_configs", {}).get("num_clients")
                 number = int(self.config.get("num_clients") or total or 0)
                 self._is_counted = number > 0
@@ -148,7 +149,7 @@ class Aggregator(BaseAggregator):
             return dict(self.server.parameters())
 
     def _send_unnamed(self, count: int) -> None:
-        """Note that ``count`` clients got the model without saying who they are: the next ones that nobody knows."""
+        """Note that ``count`` clients without a name got the model. The next unknown clients are taken for these."""
         if any(task.holder is None and task.task.version != self.server.version for task in self.book):
             self.run.log("fastagg: a model went out again without saying to whom: new clients need one by name")
             self.book.end(self._unnamed())
@@ -180,7 +181,8 @@ class Aggregator(BaseAggregator):
         run, settings = self.run, self.run.rule.settings
         plain = run.rule.build(model)
         self._mixes = isinstance(plain.direction, fastagg.Mixing) and not settings.get("normalize")
-        if self._mixes:  # a step along what the upload is less the model as it is: FedAsync, and nothing to keep
+        # FedAsync's mixing is a step along the upload minus the current model, so older models need not be kept.
+        if self._mixes:
             rest = {key: value for key, value in settings.items() if key not in ("alpha", "policy", "a", "b")}
             plain = fastagg.Server(model, fastagg.Single(), plain.optimizer, plain.staleness, **rest)
         run.begin(model, kinds=("clients",), server=plain)
@@ -192,9 +194,9 @@ class Aggregator(BaseAggregator):
 
     def _send(self, client: str | int) -> dict[str, Arrays]:
         number = number_of(self.server, client, self._ids, "aggregator_kwargs.client_ids")
-        self.book.end([client])  # it will not answer that
+        self.book.end([client])  # the client will not answer its last task
         task = self._put(client, client, number)
-        # All to whom the initial model went have said who they are.
+        # All clients that got the initial model without a name are known by now.
         if self._is_counted and len(self.book.known) >= self._unnamed_count:
             self.book.end(self._unnamed())
         return dict(task.views)
@@ -229,7 +231,7 @@ class Aggregator(BaseAggregator):
         session.failures.check(self.book.known)
 
     def _unnamed(self) -> list[Key]:
-        """The keys of the initial models, for clients that have not said who they are."""
+        """Return the keys of the tasks of clients without a name."""
         return [key for key in self.book.keys_of() if isinstance(key, tuple)]
 
     def _read(self, task: Dispatch, upload: Arrays, meta: Mapping[str, object], weight: float | None) -> Answer:
@@ -246,10 +248,10 @@ class Aggregator(BaseAggregator):
         elif self._mixes:
             upload, kind = self.server.layout.difference(upload, self.server.flat), "delta"
         read = replies.answer(self.server, task, upload, stated, kind=kind, samples=weight)
-        return read._replace(still=self.synchronous)  # a second sum would be one more model in memory
+        return read._replace(still=self.synchronous)  # else a second sum would need the memory of another model
 
     def _turned(self, upload: Arrays) -> dict[str, Arrays]:
-        """APPFL's "gradient" as an update: parameters change sign, statistics stay the client's own."""
+        """Return APPFL's "gradient" as an update. Parameters change their sign. Statistics are the client's values."""
         trained = {entry.name for entry in self.server.layout.entries if entry.role == "parameter"}
         return {name: -as_tensor(value) if name in trained else value for name, value in upload.items()}
 
@@ -257,7 +259,7 @@ class Aggregator(BaseAggregator):
 class SyncAggregator(Aggregator):
     """Any synchronous fastagg preset for APPFL's ``SyncScheduler``, which passes all uploads of a round at once.
 
-    All of them start from the current model, because no client continues before the round ends.
+    All uploads start from the current model, because no client continues before the round ends.
     """
 
     synchronous, scheduler = True, SyncScheduler
@@ -278,8 +280,8 @@ class SyncAggregator(Aggregator):
                 self._start(next(iter(local_models.values())))
                 self.run.log("fastagg: the first upload is the model to start from")
                 return dict(self.server.parameters())
-            self._last.clear()  # a client is in a round once
-            for client in local_models:  # all are from this version, even if a rule steps in the middle of the round
+            self._last.clear()  # a round has each client once, so repeated uploads need no check
+            for client in local_models:  # before any upload is taken: a rule may step in the middle of the round
                 self._send(client)
             for client, upload in local_models.items():
                 self._take(client, upload, {})
@@ -292,7 +294,7 @@ class SyncAggregator(Aggregator):
 
 
 def _asker() -> str | int | None:
-    """The client whose request APPFL's communicator serves, which does not tell its scheduler."""
+    """Return the client whose request APPFL's communicator serves. The communicator does not pass it on."""
     frame = sys._getframe(2)
     while frame.f_back is not None and not frame.f_globals.get("__name__", "").startswith("appfl.comm."):
         frame = frame.f_back
@@ -301,19 +303,19 @@ def _asker() -> str | int | None:
 
 
 def _checksums(upload: Mapping[str, Arrays]) -> tuple[int, ...]:
-    """A checksum of all bytes of each array. One array that changes has the same one with a probability of 2^-32."""
+    """Return a checksum of each array's bytes. If an array changes, its checksum stays with a probability of 2^-32."""
     vectors = [as_tensor(value).detach().cpu().reshape(-1).contiguous() for value in upload.values()]
     return tuple(raw.crc32c([vector.view(torch.uint8).numpy()]) for vector in vectors)
 
 
 def _without_model(task: Dispatch, server: fastagg.Server) -> Dispatch:
-    """A task with version and statistics but without its model, which only the client keeps."""
+    """Return a copy of a task with its version and statistics, but without its model. Only the client keeps that."""
     flat, *statistics = task.state_dict()["model"]
     return Dispatch.from_state({**task.state_dict(), "model": (flat[:0].clone(), *statistics)}, server.layout)
 
 
 def _plain(value: Foreign) -> Foreign:
-    """YAML's values without OmegaConf's containers."""
+    """Return YAML's values as plain Python objects instead of OmegaConf's containers."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     return list(value) if not isinstance(value, str) and hasattr(value, "__iter__") else value

@@ -15,7 +15,9 @@ from fastagg.server.dispatch import Dispatch
 from fastagg.trackers import numeric
 
 Metrics = Mapping[str, object] | None
-_WAITING = 2  # models kept for an evaluation that has not begun; then who submits waits for the first one
+# The most models that may wait for their evaluation to begin. If there are that many, `add` first waits until the
+# running evaluation ends.
+_WAITING = 2
 Result = tuple[Metrics, str | None]  # what an evaluation returned, and why the run ends, if it does
 
 

@@ -1,7 +1,7 @@
 """A run of a server in any framework: its open tasks, the outcome of replies, the metrics of versions, and its end.
 
-A reply counts once, or is refused and changes nothing. Versions' metrics come in order. Adapters alone call this, from
-one thread or under a lock of their own.
+A reply counts once, or it is refused and changes nothing. Versions' metrics come in order. Only adapters call this
+module, from one thread or under a lock of their own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tally:
     by_client: Counter[Hashable] = field(default_factory=Counter)  # updates
 
     def state_dict(self) -> State:
-        """Plain data: ``Tally(**data)`` is equal."""
+        """Return the counts as plain data. ``Tally(**data)`` is an equal tally."""
         return {name: dict(kept) if isinstance(kept, Counter) else kept for name, kept in vars(self).items()}
 
     def __post_init__(self) -> None:
@@ -53,10 +53,10 @@ class Tally:
 
 
 class VersionMetrics(NamedTuple):
-    """One version, when all of its metrics are known.
+    """The metrics of one version, made when all of them are known.
 
     Attributes:
-        result: what its evaluation returned. None if there was none.
+        result: what the version's evaluation returned. None if it was not evaluated.
         metrics: all numbers. The evaluation's have their own names, those of clients' training begin with ``train/``,
             and counts with ``run/``.
     """
@@ -71,8 +71,8 @@ class OpenTask(Generic[Holder]):
     """A task that waits for its answer.
 
     Attributes:
-        holder: the client that has it, by the framework's name. ``task.client`` is the server's id.
-        deadline: when it is given up, in seconds of the book's clock.
+        holder: the client that has the task, by the framework's name. ``task.client`` is the server's id.
+        deadline: when the task is given up, in seconds of the book's clock.
     """
 
     holder: Holder
@@ -81,16 +81,17 @@ class OpenTask(Generic[Holder]):
 
 
 class Book(Generic[Key, Holder]):
-    """The open tasks of a run: who has what, and until when. Keys are what answers name: a message, a round, a client.
+    """The open tasks of a run: each task's client and deadline. Answers name a task by its key: a message, a round or a
+    client.
 
     The server ends tasks, too (``lease``, ``max_delay``), at any time. Such a task stays in the book until its answer
-    comes, which is then refused as :class:`LateReply`, or until it is given up here.
+    comes or the book gives it up. The answer is then refused as :class:`LateReply`.
     """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
         self.server, self._clock = server, clock
         self._open: dict[Key, OpenTask[Holder]] = {}
-        self.known: set[Holder] = set()  # all who ever had a task: a client counts from its first one
+        self.known: set[Holder] = set()  # all clients that ever had a task
 
     def __iter__(self) -> Iterator[OpenTask[Holder]]:
         """The open tasks, the newest first."""
@@ -102,8 +103,8 @@ class Book(Generic[Key, Holder]):
 
     @property
     def busy(self) -> Set[Holder]:
-        """Those who have a task, in order. It is made anew for each call."""
-        return dict.fromkeys(task.holder for task in list(self._open.values())).keys()  # another thread may look
+        """The clients that have a task, in order of their oldest task. Each call returns a new set."""
+        return dict.fromkeys(task.holder for task in list(self._open.values())).keys()  # other threads may call this
 
     def put(self, key: Key, holder: Holder, task: Dispatch, timeout: float = inf) -> None:
         self.pop(key)
@@ -111,7 +112,7 @@ class Book(Generic[Key, Holder]):
         self._open[key] = OpenTask(holder, task, self._clock() + timeout)
 
     def pop(self, key: Key) -> OpenTask[Holder] | None:
-        """The task whose answer has come. None: it is not open, or not any more."""
+        """Remove and return the task whose answer has come. None: no such task is open."""
         return self._open.pop(key, None)
 
     def late(self) -> list[Key]:
@@ -120,7 +121,7 @@ class Book(Generic[Key, Holder]):
         return [key for key, task in self._open.items() if task.deadline < now]
 
     def end(self, keys: Iterable[Key] | None = None) -> list[OpenTask[Holder]]:
-        """Give up tasks, all by default. Their answers no longer count. Return them."""
+        """Give up tasks, all by default, and return them. Their answers no longer count."""
         ended = [task for key in (self.keys_of() if keys is None else keys) if (task := self.pop(key)) is not None]
         for task in ended:
             self.forget(task.task)
@@ -146,23 +147,24 @@ class Book(Generic[Key, Holder]):
 
 
 class Session:
-    """The state of a run.
+    """The state of a run, for a framework's adapter.
 
-    The framework's adapter calls :meth:`take` or :meth:`refused` for replies, :meth:`stepped` for every version and
-    sometimes :meth:`settle`, which returns the versions whose metrics are complete. When :attr:`over` is set, it says
-    why the run ends. A permanent problem raises :class:`fastagg.RunFailed`.
+    The adapter calls :meth:`take` or :meth:`refused` for replies, :meth:`stepped` for every version and sometimes
+    :meth:`settle`. That method returns the versions whose metrics are complete. :attr:`over` is the reason why the run
+    ends, or None. A permanent problem raises :class:`fastagg.RunFailed`.
 
     Args:
         server: the run's server.
         settings: the user's settings.
         evaluate: ``evaluate(version, model)``; the model is ``server.parameters()``.
-        say, warn: called with a line: of progress for each version and update, of each refusal.
+        say: called with a line of progress for each version and each update.
+        warn: called with a line for each refusal.
         clock: returns seconds.
 
     Attributes:
-        book: the adapter's, which replaces it by its own.
-        window: the clients' metrics of the model that they were sent, where they evaluate it.
-        lacks: what the adapter waits for besides replies: nodes.
+        book: the open tasks. An adapter with another type of keys replaces this book.
+        window: the metrics of clients that evaluate the model that they were sent. None: they do not.
+        lacks: what the adapter waits for besides replies (nodes), in words.
         noun: what the framework calls clients.
         ended: set when the session is closed.
     """
@@ -187,15 +189,16 @@ class Session:
         self.book: Book[Any, Any] = Book(server)
         self.window: Window | None = None
         self.lacks, self.noun, self.ended = "", "client", threading.Event()
-        self._skipped = 0  # rounds too small for their rule, in a row
+        self._skipped = 0  # how many rounds in a row were skipped, because they were too small for the rule
 
     # -- replies -------------------------------------------------------------------------------------------------
 
     def take(self, replies: Sequence[tuple[OpenTask[Any], Answer | FastaggError, Metrics]]) -> list[Outcome]:
-        """Pass replies to the server in one pass. Say and note what becomes of each.
+        """Pass replies to the server in one pass. Say and note the outcome of each.
 
         Args:
-            replies: tasks; their answers, or errors of replies that could not be read; what clients report.
+            replies: for each reply its task, its answer and the client's metrics. An error in place of the answer means
+                that the reply could not be read.
 
         Raises:
             RunFailed: too many replies were refused.
@@ -225,12 +228,12 @@ class Session:
         self.tally.longest = max(self.tally.longest, receipt.delay)
 
     def refused(self, client: Hashable, error: FastaggError) -> None:
-        """Say and note that a reply was refused, or, of a :class:`ClientFailure`, that none came.
+        """Say and note that a reply was refused. A :class:`ClientFailure` means that no reply came.
 
-        A reply whose task the server had ended is no failure of its client.
+        A late reply, whose task the server had ended, does not count as a failure of its client.
 
         Raises:
-            RunFailed: this was one too many.
+            RunFailed: too many replies were refused.
         """
         failed = isinstance(error, ClientFailure)
         self.warn(f"fastagg: {self.noun} {client}: {'failed' if failed else 'refused'}: {error}")
@@ -250,10 +253,10 @@ class Session:
     # -- versions ------------------------------------------------------------------------------------------------
 
     def stepped(self, train: Metrics = None, last: bool = False) -> None:
-        """Note that the server has a new version, or its first one.
+        """Note that the server has a new version, or its first version.
 
         Args:
-            train: the averaged training metrics of its clients.
+            train: the averaged training metrics of the version's clients.
             last: whether this is the last version, which is always evaluated.
         """
         version = self.server.version
@@ -264,7 +267,7 @@ class Session:
         self.evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 
     def close_round(self) -> bool:
-        """End the server's round. One that is too small for its rule is skipped: its updates do not count.
+        """End the server's round. A round that is too small for its rule is skipped: its updates do not count.
 
         Returns:
             Whether the model has stepped.
@@ -277,7 +280,7 @@ class Session:
         except ConfigError as error:
             try:
                 drop_round(self.server)
-            except ConfigError:  # a server with a folder goes on from what is there
+            except ConfigError:  # a server with a folder cannot drop a round
                 raise error from None
             self._skipped += 1
             self.warn(f"fastagg: this round is skipped, the {self._skipped}. in a row: {error}")
@@ -290,12 +293,12 @@ class Session:
     # -- what is waited for --------------------------------------------------------------------------------------
 
     def progress(self) -> object:
-        """A value that changes whenever something comes."""
+        """Return a value that changes with each update, failure, refusal, version and evaluation."""
         tally, evaluated = self.tally, len(self._rows)
         return self.server.version, tally.updates, tally.failed, tally.refused.total(), evaluated
 
     def waits_for(self) -> str:
-        """What the run waits for, in words; empty if nothing is known."""
+        """Return what the run waits for, in words. Empty: for nothing that is known."""
         busy = [*self.book.busy]
         names = sorted(str(holder) for holder in busy if holder is not None)
         replies = f"{len(busy)} replies, of {', '.join(names[:5])}{', ...' * (len(busy) > 5)}" if busy else ""
@@ -304,18 +307,20 @@ class Session:
         return "; ".join(filter(None, words))
 
     def measured(self, step: int, metrics: Metrics, train: Metrics, model: Arrays) -> None:
-        """Handle a version or round that the framework has evaluated itself. It does all that :meth:`settle` does.
+        """Handle a version or round that the framework has evaluated itself. This replaces :meth:`settle`.
 
         Args:
-            step: its number.
-            metrics, train: of its evaluation, and of the clients' training.
-            model: its model, for ``best`` and ``on_version``.
+            step: the number of the version or round.
+            metrics: the metrics of the evaluation.
+            train: the metrics of the clients' training.
+            model: the model after the step, for ``best`` and ``on_version``.
         """
         self._tell(step, {**self._counts(train), **numeric(metrics or {})}, model)
         self._look_at_the_clock()
 
     def settle(self, wait: bool = False) -> list[VersionMetrics]:
-        """Return, in order, versions whose metrics became complete since the last call. With ``wait``, wait for all."""
+        """Return, in order, the versions whose metrics became complete since the last call. With ``wait``, first wait
+        until all evaluations have ended."""
         rows = []
         for version, model, result, why in self.evaluation.finished(wait):
             metrics = {**self._rows.pop(version), **numeric(result or {})}
@@ -326,10 +331,10 @@ class Session:
         return rows
 
     def end_window(self, clients: int) -> Dispatch | None:
-        """After as many replies as ``clients``, note their metrics as those of the newest version that they evaluated.
+        """After every ``clients`` replies, note their metrics as those of the newest version that they evaluated.
 
         Returns:
-            The task of this version. None before.
+            The task of this version. None: there are fewer replies as yet.
         """
         if self.window is None or (ended := self.window.end(clients)) is None:
             return None
@@ -347,7 +352,7 @@ class Session:
         self._look(version, metrics, model)
 
     def end(self, why: str | None) -> None:
-        """End the run with its result. The first reason counts; None is no reason."""
+        """Note why the run ends. The first reason counts. None has no effect."""
         self.over = self.over or why
 
     def close(self) -> None:

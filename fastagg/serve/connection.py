@@ -1,13 +1,13 @@
-"""Limits how many connections, requests and transfers there are, and ends those on which nothing moves.
+"""Limits the number of connections, requests and transfers, and ends connections on which no bytes move.
 
-This holds for all routes and clients, with and without a token:
+These rules hold for all routes and clients, with and without a token:
 
-1. :class:`Listener` limits the connections, including TLS handshakes. One more replaces the connection that has been
-silent longest and serves nobody. So silent connections never keep others out. 2. A connection is cut if its client
-sends nothing, or nothing moves on it (:class:`Connection`). 3. A client that sends a body gets its answer, even if the
-answer is known before all of the body has come (:class:`Front`). 4. ``/health`` and ``/ready`` are answered even when
-no other request is. 5. A transfer ends within its time. If another one needs room, the slowest ends earlier
-(:class:`Transfer`).
+1. :class:`Listener` limits the connections, including TLS handshakes. Beyond the limit, a new connection replaces the
+idle one that has been silent longest. So silent connections never keep others out. 2. A connection is cut if its client
+sends nothing, or if no bytes move in either direction (:class:`Connection`). 3. A client that sends a body gets its
+answer, even if the answer is known before all of the body has come (:class:`Front`). 4. ``/health`` and ``/ready`` are
+answered even when other requests are refused. 5. A transfer ends within its time. If another transfer needs room, the
+slowest ends earlier (:class:`Transfer`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fastagg._types import Foreign
 
-PIECE = 1 << 16  # the most bytes of a model that wait for one client
+PIECE = 1 << 16  # the most bytes of a model that are handed to a connection at a time
 APART = "/health", "/ready"
-SPARE = 64  # connections above the limit of requests: for health checks, and for refusals
+SPARE = 64  # how many connections there may be above the limit of requests, for health checks and refusals
 SILENT = 10.0  # seconds in which a client must finish its handshake, and send the whole head of a request
 FAIR = 5.0  # seconds during which a new transfer is not called slow
 LONGEST_URL = 4096
@@ -43,8 +43,8 @@ _log = logging.getLogger("fastagg.serve")
 
 
 class Transfer:
-    """The state of a model or an update on its way. ``async with transfer.timer`` raises TimeoutError after
-    ``seconds``, or when :meth:`cut` is called."""
+    """The progress of a download or an upload. ``async with transfer.timer`` raises TimeoutError after ``seconds``, or
+    when :meth:`cut` is called."""
 
     def __init__(self, seconds: float) -> None:
         self.begun = self._at = time.monotonic()
@@ -52,29 +52,30 @@ class Transfer:
         self.timer = asyncio.timeout(seconds)
 
     def move(self, nbytes: int) -> float:
-        """Note that ``nbytes`` more bytes have moved. Return how many have moved lately; older ones count less."""
+        """Note that ``nbytes`` more bytes have moved. Return how many have moved lately. A byte's weight falls by the
+        factor e in :data:`FAIR` seconds."""
         now = time.monotonic()
         self._moved, self._at = self._moved * math.exp((self._at - now) / FAIR) + nbytes, now
         return self._moved
 
     @property
     def pace(self) -> tuple[bool, float]:
-        """A key that is smallest for the slowest transfer. It begins with True while it is too early to call it
-        slow."""
+        """A key that is smallest for the slowest transfer. Its first item is True while the transfer is too new to be
+        called slow."""
         return time.monotonic() - self.begun < FAIR, self.move(0)
 
     def cut(self) -> None:
-        """End the transfer, if it is still on its way."""
+        """End the transfer, unless it has ended."""
         if not self.timer.expired():
             self.timer.reschedule(0.0)
 
 
 class ModelDownload(StreamingResponse):
-    """Sends memory in pieces. Each piece is sent once the client has taken the one before.
+    """Sends memory in pieces. Each piece is sent when the client has received the piece before.
 
     Args:
         body: the memory to send. A piece is not copied before its turn.
-        transfer: the download's transfer. Its end closes the connection.
+        transfer: the download's progress. If the transfer is cut or takes too long, the connection is closed.
         reading: a context that is left when the download has ended.
     """
 
@@ -96,21 +97,21 @@ class ModelDownload(StreamingResponse):
 
 
 async def _each(pieces: Iterable[memoryview], transfer: Transfer) -> AsyncIterator[memoryview]:
-    for piece in pieces:  # StreamingResponse itself would use a thread for every piece
+    for piece in pieces:  # a plain iterable would cost StreamingResponse a thread for each piece
         yield piece
         transfer.move(len(piece))
-        await asyncio.sleep(0)  # lets the loop notice a lost connection, which would otherwise take all the rest
+        await asyncio.sleep(0)  # lets the loop notice a lost connection, before all other pieces are sent to it
 
 
 class Front:
     """The outermost layer of the app. It refuses requests that no handler should see, and logs a line for each request.
-    It ends no answer before the whole request has come, because a client that still sends to a closed connection loses
-    the answer. A body that no handler reads is dropped as it comes.
+    No answer ends before the whole request has come: a client that still sends to a closed connection would lose the
+    answer. A body that no handler reads is dropped as it comes.
 
     Args:
         app: the app that answers.
-        seconds: returns how many seconds to wait for the rest of a body of so many bytes.
-        requests: how many requests are handled at a time, besides those to :data:`APART`.
+        seconds: a function of a body's bytes that returns how many seconds to wait for the rest of the body.
+        requests: how many requests are handled at a time. Requests to the paths in :data:`APART` do not count.
     """
 
     def __init__(self, app: ASGIApp, seconds: Callable[[int], float], requests: int) -> None:
@@ -144,7 +145,7 @@ class Front:
         is_apart = scope["path"] in APART
         refused = (
             414 if len(url) > LONGEST_URL
-            else 405 if scope["method"] == "HEAD" and not is_apart  # Starlette makes it a GET, which opens tasks
+            else 405 if scope["method"] == "HEAD" and not is_apart  # Starlette would treat it as GET, and open a task
             else 503 if self.at_work >= self.requests and not is_apart
             else None
         )  # fmt: skip
@@ -172,12 +173,12 @@ class Front:
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn that is cut when nothing moves on it: after 10 to 20 seconds if the client owes the head
-    of a request, else after 30 to 40. uvicorn itself waits for ever in four places: for the head of a request, for the
-    body of a refused request, for a client that reads nothing, and for the last bytes before it closes.
+    """A connection of uvicorn that is cut when no bytes move on it. If the client must send the head of a request, that
+    happens after 10 to 20 seconds, else after 30 to 40. uvicorn itself waits for ever in four places: for the head of a
+    request, for the body of a refused request, for a client that reads nothing, and for the last bytes before the end.
 
     Attributes:
-        heard: the loop's time at which the client last sent something that counts. A part of a head does not count.
+        heard: the loop's time at which the client last sent a whole head or a part of a body.
     """
 
     seconds = SILENT  # the time between two calls of `look`
@@ -218,7 +219,7 @@ class Connection(H11Protocol):
 
     @property
     def serves_nobody(self) -> bool:
-        """Whether the connection waits for its client, or has sent its answer."""
+        """Whether the connection waits for a request, or has sent its answer."""
         return self.cycle is None or self.cycle.response_complete or "answered" in self.scope
 
     def cut(self) -> None:
@@ -230,7 +231,7 @@ class Connection(H11Protocol):
             self.greeting.cancel()
 
     def look(self) -> None:
-        """Cut the connection if nothing has moved on it for long, unless the service is still computing its answer."""
+        """Cut the connection if no bytes have moved on it for long, unless the service is still computing an answer."""
         cycle, waiting = self.cycle, self.transport.get_write_buffer_size()
         answered = cycle is None or cycle.response_complete
         ended = self.transport.is_closing() or (answered and cycle is not None and cycle.more_body)
@@ -244,8 +245,8 @@ class Connection(H11Protocol):
 
 
 class Listener(uvicorn.Server):
-    """A server that accepts connections itself. asyncio's own loop has no limit of connections, and fills the log when
-    the system has no more files.
+    """A server of uvicorn that accepts connections itself. asyncio's own accept loop has no limit of connections, and
+    fills the log when the process has too many open files.
 
     Args:
         config: uvicorn's configuration.
@@ -275,7 +276,7 @@ class Listener(uvicorn.Server):
         """Accept connections until the task is cancelled."""
         loop, said = asyncio.get_running_loop(), -math.inf
         while True:
-            await asyncio.sleep(0)  # because accept returns at once while connections are waiting
+            await asyncio.sleep(0)  # sock_accept does not yield to other tasks while connections are waiting
             try:
                 accepted, _ = await loop.sock_accept(self.listener)
             except OSError as error:  # for example too many open files
@@ -293,8 +294,8 @@ class Listener(uvicorn.Server):
             connection.greeting = asyncio.create_task(self.greet(connection, accepted))
 
     def make_room(self, limit: int) -> bool:
-        """If there are ``limit`` connections, cut the one that has been silent longest and serves nobody. Return
-        whether there is room now."""
+        """If there are ``limit`` connections, cut the idle connection that has been silent longest. Return whether
+        there is room now."""
         there = [connection for connection in self.open if not connection.is_cut]
         if len(there) < limit:
             return True
@@ -308,7 +309,7 @@ class Listener(uvicorn.Server):
         return silent is not None
 
     async def greet(self, connection: Connection, accepted: socket.socket) -> None:
-        """Make a connection from a socket, after its TLS handshake if there is one, and wait until it ends."""
+        """Connect an accepted socket, with a TLS handshake if the service uses TLS. Return when the connection ends."""
         limits: Foreign = {"ssl_handshake_timeout": SILENT, "ssl_shutdown_timeout": SILENT} if self.config.ssl else {}
 
         def made() -> Connection:

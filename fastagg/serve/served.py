@@ -1,4 +1,5 @@
-"""The server of each part, and its transfers. Only the service uses it, in its event loop."""
+"""For each part of a model: its server, and the downloads and uploads in progress. Only the service uses these objects,
+from its event loop, so they need no lock."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A model in parts over HTTP, each part a durable server. Numbers are fp32 unless said otherwise, little endian.
 
-GET  /task/{client}?part=0&speed=V   the part as a task, [d], with model_dtype=bf16 in bf16 (x-bfloat16); its id and its
-                                     version are in the headers; V (may be left out): the client's local steps a second;
-                                     &format=bf16 or int8: encoded
+GET  /task/{client}?part=0&speed=V   the part as a task, [d], with model_dtype=bf16 in bf16 (x-bfloat16); the task's id
+                                     and version are in the headers; V: the client's local steps a second, optional;
+                                     &format=bf16 or int8: the task's model is encoded
 POST /update/{client}/{task}?part=0  the task's update, [d] fp32, fp16 or bf16, or encoded; 200 when it is on the disk
 GET  /model, /model?part=0           the model, or a part of it, as safetensors; this opens no task
 GET  /parts                          which arrays of the model each part has
@@ -10,8 +10,8 @@ POST /heartbeat/{client}             the client's open tasks
 GET  /metrics                        for Prometheus
 GET  /health, /ready                 whether the process works; whether it would take an update
 
-With ``after=V`` a task, a model or a heartbeat waits until the version is above V, for ``wait=S`` seconds: 204 if it is
-not by then. ``incarnation=`` has the header X-Incarnation that came with V. 410: a restart has lost V.
+With ``after=V`` a task, a model or a heartbeat waits up to ``wait=S`` seconds for a version above V. 204: no such version
+came. ``incarnation=`` is the value of the header X-Incarnation that came with V. 410: a restart has lost V.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TYPES = {
 CHUNK = 1 << 20  # bytes of an update that are written in one call
 LONGEST = 60.0  # the most seconds that a request waits for a newer version
 SPARE = 1 << 20  # bytes of the disk that must stay free besides an update
-STATUS: list[tuple[type[Exception], int]] = [  # the first entry that matches counts
+STATUS: list[tuple[type[Exception], int]] = [  # the status of an error is that of the first class that matches
     (errors.OtherClient, 403), (errors.StaleIncarnation, 410), (errors.UnknownClient, 404),
     (errors.UnknownVersion, 409), (errors.TooSoon, 409), (errors.Busy, 429), (errors.NotDurable, 503),
     (errors.FastaggError, 422),
@@ -73,14 +73,14 @@ class Service:
         servers: a server of :func:`fastagg.open` for each part of ``cut``. They are closed when the service ends.
         cut: the result of :func:`fastagg.parts` for the model.
         folder: the folder that contains the servers' folders.
-        tokens: who may ask. None: everybody.
-        seconds, slowest: a model or an update of n bytes may take ``seconds + n / slowest`` seconds on its way.
-        uploads: how many updates of a part may arrive at a time. Each takes about 1 MB. For one more, the slowest is
-            ended.
-        reading: the most bytes of all versions that are being sent, counting each format. None: 1 GB, or four versions
-            of the model. Downloads of the same version share its memory. If a new version needs room, the slowest
-            downloads are ended.
-        requests: how many requests are handled at a time. Others are told to come later.
+        tokens: the tokens that requests must have. None: requests need no token.
+        seconds, slowest: the transfer of a model or an update of n bytes may take ``seconds + n / slowest`` seconds.
+        uploads: how many updates of a part may arrive at a time. Each takes about 1 MB. If another one begins, the
+            slowest is ended.
+        reading: the most bytes of all versions that are being sent. A version counts once for each format. None: 1 GB,
+            or four versions of the model if that is more. Downloads of the same version share its memory. If a new
+            version needs room, the slowest downloads are ended.
+        requests: how many requests are handled at a time. Further requests get the status 503.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class Service:
         self.requests = requests
         self.parts = [ServedPart(server) for server in servers]
         self.reading = max(1e9, 4 * sum(served.nbytes for served in self.parts)) if reading is None else reading
-        # The largest number of bytes of an update.
+        # The most bytes that an update can have.
         self.largest = max(largest(served.server.layout.size) for served in self.parts)
-        self.own = CapacityLimiter(2)  # threads of its own for health checks
+        self.own = CapacityLimiter(2)  # threads that only health checks use
         self.layout = json.dumps(_layout(cut, servers))
         self.metrics = Metrics(servers)
         self._newer = asyncio.Event()  # set, and replaced by a new one, after each step
@@ -129,8 +129,8 @@ class Service:
         )
 
     def guarded(self, handler: Handler, who: str | None = None) -> Handler:
-        """Wrap a handler so that it needs a token: of the client in the path, or of ``who``. Every refusal gets a
-        status, and a reason as JSON."""
+        """Return a handler that first checks the request's token. The token must be that of the client in the path, or
+        of ``who`` if the path has no client. Every refusal gets a status, and a reason as JSON."""
 
         async def handle(request: Request) -> Response:
             client = request.path_params.get("client", who)
@@ -148,7 +148,7 @@ class Service:
             except errors.FastaggError as error:
                 status = next(status for kind, status in STATUS if isinstance(error, kind))
                 says = {"error": type(error).__name__, "says": str(error)}
-                if isinstance(error, errors.TooSoon):  # it may no longer be too soon when the part has a newer version
+                if isinstance(error, errors.TooSoon):  # the client can wait for a version after this one, and ask again
                     part = self.parts.index(self.part(request))
                     says |= {"part": part, "version": before[part]}
             return JSONResponse(says, status, LATER if status in (429, 503) else None)
@@ -201,8 +201,8 @@ class Service:
     def download(
         self, body: Sequence[memoryview], headers: dict[str, str], versions: list[tuple[ServedPart, Sent]]
     ) -> ModelDownload:
-        """Return an answer that sends the memory of these versions. If that needs more room than there is, the slowest
-        other downloads are ended."""
+        """Return an answer that sends the memory of these versions. If `reading` does not allow so many bytes, the
+        slowest other downloads are ended."""
         transfer = Transfer(self.allowed(sum(map(len, body))))
         new = sum(served.nbytes for served, sent in versions if sent not in served.reading)
         while new and new + sum(served.nbytes * len(served.reading) for served in self.parts) > self.reading:
@@ -234,7 +234,7 @@ class Service:
         if length != needed:
             raise Refused(413 if length > needed else 400, f"expected {needed} bytes, got {length}")
         copy = _client(request, served.server), task
-        # Another copy of this update is being taken; both get its receipt.
+        # If the server is processing another copy of this update, wait for it. Then both copies get its receipt.
         while (step := served.steps.get(copy)) is not None:
             await step.wait()
         if served.receiving >= self.uploads:
@@ -248,8 +248,8 @@ class Service:
             receipt: Receipt | errors.AlreadyCounted = await self.received(
                 request, served, copy, samples, dtype, needed
             )
-        except errors.AlreadyCounted as error:  # the first answer was lost on its way, so it is given again
-            if error.version is None:  # the server does not remember the first receipt any more
+        except errors.AlreadyCounted as error:  # the client did not get the first answer, so it gets the same one again
+            if error.version is None:  # the server no longer remembers the first receipt
                 raise
             receipt = error
             await run_in_threadpool(served.server.flush)  # the first copy may still wait for the disk
@@ -261,7 +261,8 @@ class Service:
     async def received(
         self, request: Request, served: ServedPart, copy: Copy, samples: float | None, dtype: torch.dtype, needed: int
     ) -> Receipt:
-        """Receive an update of ``needed`` bytes. Chunks go to the folder as they arrive. The step runs in a thread."""
+        """Receive an update of ``needed`` bytes. Chunks are written to the folder as they arrive. The server's step
+        runs in a thread."""
         client, task = copy
         form: Plain = {"encoded": needed} if dtype is torch.uint8 else {"dtype": dtype}
         upload = await run_in_threadpool(served.server.receiving, client, None, samples, task=task, **form)
@@ -281,7 +282,7 @@ class Service:
                 await run_in_threadpool(upload.write, held)
                 del held
                 async with served.one if needed > SMALL else contextlib.nullcontext():
-                    # Shielded, so that the update is taken or refused as a whole, even if the connection is lost.
+                    # The shield lets the step end even if the connection is lost in the middle of it.
                     await asyncio.shield(run_in_threadpool(stack.close))
         except BaseException as error:
             served.uploads.discard(transfer)
@@ -316,8 +317,8 @@ class Service:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self, request: Request) -> Response:
-        """Answer whether this process can still do its work. It need not be restarted because of a full disk, but it
-        must be if a log has ended."""
+        """Answer whether this process can still do its work. If a log has ended (503), the process must be restarted.
+        If the disk is full, it need not be."""
         ended = any(served.server._log is None or served.server._log.journal.ended for served in self.parts)
         why = await self.why()
         return JSONResponse({"version": self.version(self.parts), "open": not why, "why": why}, 503 if ended else 200)
@@ -327,12 +328,12 @@ class Service:
         return PlainTextResponse(f"{why}\n", 503, LATER) if why else PlainTextResponse("ready\n")
 
     async def why(self) -> str:
-        """Return the result of :meth:`unready`, in a thread that no other work can occupy."""
+        """Return the result of :meth:`unready`. It runs in a thread that only health checks use."""
         return await to_thread.run_sync(self.unready, limiter=self.own)
 
     def unready(self) -> str:
-        """Return why an update would not be taken: the log cannot be written, or the disk is full. Empty: it would
-        be."""
+        """Return why an update would be refused: the log cannot be written, or the disk is full. Empty: an update would
+        be taken."""
         try:
             for served in self.parts:
                 served.server.flush()
@@ -348,7 +349,7 @@ class Service:
         return self.parts[number]
 
     def chosen(self, request: Request) -> list[ServedPart]:
-        """Return the part that a request names, or all."""
+        """Return the part that a request names. If the request names none, return all parts."""
         return [self.part(request)] if "part" in request.query_params else self.parts
 
     def incarnation(self, parts: Sequence[ServedPart]) -> str:
@@ -360,7 +361,8 @@ class Service:
         return sum(served.server.version for served in parts)
 
     async def is_newer(self, request: Request, parts: Sequence[ServedPart]) -> bool:
-        """Wait for a version above the request's ``after``. Return whether there is one. Without ``after``: True."""
+        """Wait for a version above the request's ``after``. Return whether there is such a version. Without ``after``,
+        return True at once."""
         if (stated := request.query_params.get("after")) is None:
             return True
         after, seconds = _whole(stated, "after"), _number(request.query_params.get("wait", "0"), "wait")
@@ -372,7 +374,7 @@ class Service:
             if (left := until - time.monotonic()) <= 0:
                 break
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, 1.0)):  # then check whether the client is still connected
+                async with asyncio.timeout(min(left, 1.0)):  # then check the client's connection again
                     await self._newer.wait()
         return self.version(parts) > after and not is_gone
 
@@ -385,13 +387,13 @@ class Service:
             self._newer = asyncio.Event()
 
     async def end_rounds(self) -> None:
-        """End rounds that are due (:class:`fastagg.Buffer`), while nobody else calls the servers."""
+        """End due rounds (:class:`fastagg.Buffer`) every second, because requests end them only when they come."""
         while True:
             await asyncio.sleep(1.0)
             for served in self.parts:
                 try:
                     await run_in_threadpool(served.server.close_round, if_due=True)
-                except errors.FastaggError:  # the server has logged it
+                except errors.FastaggError:  # the server has logged the error
                     pass
                 except Exception as error:  # for example the system starts no more threads
                     _log.warning("a round that may be due could not be ended: %r", error)
@@ -402,7 +404,7 @@ class Service:
 
 
 def _sent(server: Server, client: int | str, speed: float | None, format: str | None) -> Dispatch:
-    """Send a task. A client that has too many open tasks has lost them, so they are ended first."""
+    """Send a task. If the client has too many open tasks, it has lost them. Then end them first."""
     try:
         return server.dispatch(client, speed, format=format)  # type: ignore[arg-type]  # dispatch checks it
     except errors.Busy:
@@ -418,8 +420,8 @@ def _view(array: torch.Tensor) -> memoryview:
 
 
 def _layout(cut: PartList, servers: Sequence[Server]) -> Plain:
-    """Return the JSON of ``/parts``: each part's arrays in its order (name, place in the whole vector, shape), and the
-    first name for each second name of a tied array."""
+    """Return the content of ``/parts``. ``parts`` has each part's arrays in order: name, offset in the whole vector,
+    shape. ``tied`` maps each further name of a tied array to its first name."""
     whole = {entry.name: entry.offset for entry in cut.layout.entries if entry.role == "parameter"}
     parts = [
         [[entry.name, whole[entry.name], list(entry.shape)] for entry in part.layout.entries if entry.name in whole]
@@ -432,7 +434,8 @@ def _layout(cut: PartList, servers: Sequence[Server]) -> Plain:
 
 def _client(request: Request, server: Server) -> int | str:
     name = str(request.path_params["client"])
-    if "\ufffd" in name:  # starlette's sign for bytes that are not UTF-8, which would give two such clients one name
+    # Starlette replaces bytes that are not UTF-8 by this character. Two such clients would get the same name.
+    if "\ufffd" in name:
         raise Refused(400, "client: expected UTF-8")
     return int(name) if server.num_clients is not None and _is_whole(name) else name
 

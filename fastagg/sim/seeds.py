@@ -65,13 +65,14 @@ def uniform(seed: int, stream: str, *key: int) -> float:
 
 
 def below(count: int, seed: int, stream: str, *key: int) -> int:
-    """Return ``generator(seed, stream, *key).integers(count)``, sooner; ``count`` is at least 1 and below 2**32."""
+    """The same value as ``generator(seed, stream, *key).integers(count)``, without building the generator. ``count``
+    must be at least 1 and below 2**32."""
     return native.below(words(seed, stream, *key), count)
 
 
 def permutations(count: int, size: int, seed: bytes) -> torch.Tensor:
-    """Return ``count`` of ``permutation(size)`` of the generator that begins from ``seed`` (:func:`words`), one after
-    the other, sooner. int64."""
+    """The same int64 rows as ``count`` calls of ``permutation(size)`` on the generator that begins from ``seed``
+    (:func:`words`), without building the generator."""
     import torch
 
     from fastagg.storage import memory

@@ -1,4 +1,4 @@
-"""An update as it arrived: consecutive pieces of the flat vector, which the kernels read in place."""
+"""An update as it arrived: consecutive pieces of the flat vector. The kernels read the pieces in place."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from fastagg.errors import DTypeMismatch
 from fastagg.storage.lease import Lease
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by their codes in csrc/plan.h
-STREAMED = {dtype: code for code, dtype in enumerate(DTYPES)} | {torch.uint8: 7}  # by those of the log; encoded: bytes
+# The log's codes of an update's types. uint8 stands for the bytes of an encoded update.
+STREAMED = {dtype: code for code, dtype in enumerate(DTYPES)} | {torch.uint8: 7}
 _TORCH_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _WHOLE = len(DTYPES)  # the code of int64
-_ENCODED = 8  # the code of an encoded update, of which there is one piece
-_look = native.memory.look  # a tensor's address, elements and type in one call, if it lies in the CPU's memory as it is
-HOST = torch.device("cpu")  # making one takes as long as comparing three
-# By type, with native byte order only: asking a type for its name takes longer than reading a small layer.
+_ENCODED = 8  # the code of an encoded update, which is a single piece
+# Returns the address, element count and type code of a contiguous CPU tensor of torch's own class. Otherwise None.
+_look = native.memory.look
+HOST = torch.device("cpu")  # a constant, because making a device takes as long as comparing three
+# Keys are types in native byte order. A lookup by the type's name would take longer than reading a small layer.
 _NUMPY_CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
 
 
 class Pieces:
-    """Consecutive 1-D pieces of a flat vector on one device. A contiguous piece is not copied.
+    """Consecutive 1-D pieces of a flat vector on one device.
 
-    Each piece is a torch tensor, a NumPy array or anything with DLPack, of any shape, in fp32, fp16 or bf16. A piece
-    that is not contiguous is copied. The pieces together are the flat vector. Addresses and sizes are those of the
-    memory; what a user's own class reports about its size or address is ignored.
+    Each piece is a torch tensor, a NumPy array or anything with DLPack, of any shape, in fp32, fp16 or bf16. Only a
+    piece that is not contiguous is copied. The pieces together are the flat vector. Addresses and sizes are read from
+    the memory itself. A size or address that a user's own class reports is ignored.
 
     Attributes:
         size: the number of elements of all pieces together.
@@ -42,7 +44,7 @@ class Pieces:
     __slots__ = ("device", "leases", "native", "owners", "size")
 
     def __init__(self, pieces: Iterable[Arrays]) -> None:
-        self.owners: list[Arrays] = []  # keeps the memory alive
+        self.owners: list[Arrays] = []  # the pieces' objects, which keep the memory alive
         self.native: list[tuple[int, int, int]] = []  # address, elements, dtype code
         self.size = 0
         self.device = HOST
@@ -67,7 +69,7 @@ class Pieces:
                     + ('; convert it with .astype("float32")' if piece.dtype.kind in "fiub" else "")
                 )
             code = 2 if code is None else code
-            # A tensor of a read-only array would be refused, or cause a warning. An address does not.
+            # Only the address is used: to make a tensor of a read-only array would fail or cause a warning.
             if not piece.flags.c_contiguous:
                 piece = np.ascontiguousarray(piece)
             self._append(piece, _address(piece), piece.size, code, HOST)
@@ -82,20 +84,20 @@ class Pieces:
         if piece.is_meta:
             raise DTypeMismatch("expected numbers, got a tensor on the meta device, which has none")
         _refuse_freed(piece)
-        # Each call is made only if it is needed, because for small d it takes as long as the kernel.
+        # Each of these calls is made only if it is needed, because it takes as long as the kernel for small d.
         if piece.is_cuda:
             self._hold(piece)
         if piece.requires_grad:
             piece = piece.detach()
-        if piece.is_neg():  # the negative bit is set (the imaginary part of a conjugate): memory has the opposite sign
+        if piece.is_neg():  # for example the imaginary part of a conjugate: the memory has the opposite sign
             piece = piece.resolve_neg()
         if not piece.is_contiguous():
             piece = piece.contiguous()
         self._append(piece, piece.data_ptr(), piece.numel(), code, piece.device)
 
     def _hold(self, piece: Tensor) -> None:
-        # The tensor may have been made on another stream. Without this, its memory could be freed while this stream
-        # reads it.
+        # The tensor may have been made on another stream. Without this call, the allocator could reuse its memory while
+        # the current stream reads it.
         piece.record_stream(torch.cuda.current_stream(piece.device))
         if getattr(piece, "_of_another_library", False):  # torch's allocator does not know this memory
             leases = getattr(self, "leases", [])
@@ -123,11 +125,11 @@ class Pieces:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether they are one encoded update."""
+        """Whether the pieces are an encoded update."""
         return len(self.native) == 1 and self.native[0][2] == _ENCODED
 
     def plain(self) -> Pieces:
-        """Return the same numbers as arrays: an encoded update is decoded."""
+        """Return the same numbers as arrays. An encoded update is decoded."""
         if not self.is_encoded:
             return self
         out = torch.empty(self.size, dtype=torch.float32, device="cpu")
@@ -136,7 +138,7 @@ class Pieces:
 
 
 def _address(array: np.ndarray) -> int:
-    # NumPy's own `__array_interface__` takes more than twice as long, and messages have many small layers.
+    # `array.ctypes` takes more than twice as long as `from_buffer`, and messages have many small layers.
     if array.flags.writeable and array.size and array.dtype in _NUMPY_CODES:
         return addressof(c_char.from_buffer(array.data))
     return int(array.ctypes.data)
@@ -152,7 +154,8 @@ def as_pieces(update: Tensor | np.ndarray | Sequence[Arrays] | Pieces) -> Pieces
 
 
 def _plain(tensor: Tensor) -> tuple[int, int, int] | None:
-    """Return the memory of a plain tensor of the usual form: on the CPU, contiguous, whole. Otherwise None."""
+    """Return the address, element count and type code of a contiguous tensor of torch's own class on the CPU, if it is
+    fp32, fp16 or bf16 and needs no gradient. Otherwise None."""
     memory = _look(tensor)
     return None if memory is None or memory[2] >= _WHOLE or tensor.requires_grad else memory
 
@@ -165,7 +168,7 @@ def is_plain_fp32(tensor: Tensor) -> bool:
 
 def plain_pieces(tensor: Tensor, size: int) -> Pieces | None:
     """Return a tensor of torch's own class as pieces, if it is a contiguous vector of ``size`` fp32 elements on the
-    CPU. This is the usual update, with as few checks as possible. Otherwise None."""
+    CPU. Otherwise None. Most updates have this form, so it gets as few checks as possible."""
     if tensor.dim() != 1:
         return None
     memory = _plain(tensor)
@@ -179,14 +182,15 @@ def _of_tensor(tensor: Tensor, memory: tuple[int, int, int]) -> Pieces:
 
 
 def stored_pieces(stored: Sequence[Tensor]) -> Pieces:
-    """Return an update of a checkpoint as pieces: arrays, or the bytes of an encoded one."""
+    """Return an update of a checkpoint as pieces. ``stored``: its arrays, or the bytes of an encoded update."""
     if len(stored) == 1 and stored[0].dtype is torch.uint8:
         return Pieces([native.encoding.Encoded(stored[0].numpy())])
     return Pieces(stored)
 
 
 def as_array(value: Arrays) -> Tensor | np.ndarray:
-    """Return ``value`` as a plain torch tensor or NumPy array that shares its memory, by DLPack if it is neither.
+    """Return ``value`` as a plain torch tensor or NumPy array that shares its memory. Other arrays become tensors by
+    DLPack.
 
     An array of a subclass becomes one of the base class with the same memory, whatever the subclass reports."""
     kind = type(value)
@@ -214,7 +218,8 @@ def as_array(value: Arrays) -> Tensor | np.ndarray:
 
 
 class _DlpackArray:
-    """An array of another library, whose strides are looked at before torch is: a negative one ends the process."""
+    """An array of another library. Its strides are checked before torch sees them: a negative stride would end the
+    process."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -227,9 +232,10 @@ class _DlpackArray:
 
 
 def checked(value: Any) -> Any:
-    """Return what torch.from_dlpack or torch.as_tensor may be given for a user's object or capsule.
+    """Return an object that may be passed to torch.from_dlpack or torch.as_tensor in place of a user's object or
+    capsule.
 
-    DTypeMismatch, at once or when torch takes it: it has a negative stride."""
+    DTypeMismatch, here or when torch reads the object: the array has a negative stride."""
     if hasattr(value, "__dlpack__") and not isinstance(value, (Tensor, np.ndarray)):
         return _DlpackArray(value)
     if not native.memory.is_fit_for_torch(value):
@@ -240,10 +246,10 @@ def checked(value: Any) -> Any:
 def _plain_tensor(value: Tensor) -> Tensor:
     kind = type(value)
     if kind is Tensor or kind is Parameter:
-        if value.is_nested:  # it has no shape
+        if value.is_nested:  # a nested tensor has no shape
             raise DTypeMismatch("expected one dense array, got a nested tensor")
         return value
-    # A class with its own dispatch is a wrapper (fake, distributed, masked, nested). Its memory does not hold the
+    # A class with its own dispatch is a wrapper (fake, distributed, masked, nested), whose memory does not hold the
     # numbers.
     if getattr(kind, "__torch_dispatch__", None) is Tensor.__torch_dispatch__:
         try:
@@ -259,7 +265,7 @@ def _plain_array(value: np.ndarray) -> np.ndarray:
         raise DTypeMismatch("expected an array of numbers, got a masked array: fill in what is masked (filled())")
     try:
         return np.ndarray.view(value, np.ndarray)
-    except TypeError:  # it claims to be an array, but is none
+    except TypeError:  # the object claims to be an array, but is none
         raise DTypeMismatch(f"expected an array of numbers, got {type(value).__name__}") from None
 
 
@@ -287,7 +293,7 @@ def as_tensor(value: object) -> Tensor:
         if array.layout is torch.strided:
             _refuse_freed(array)
         return array
-    if array.dtype.name == "bfloat16":  # from ml_dtypes; torch knows the type only by its bits
+    if array.dtype.name == "bfloat16":  # from ml_dtypes: torch cannot read this type, but its bits
         return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
     try:
         # A tensor cannot be read-only, or have a negative stride or another byte order. Such arrays are copied.

@@ -26,11 +26,13 @@ from fastagg.server.server import Server
 log = logging.getLogger("flwr.fastagg")  # under Flower's own logger: shown where its lines are
 
 VERSION = "fastagg-version"  # in the one ConfigRecord of a task; may be sent back, in any ConfigRecord
-STEPS = "fastagg-local-steps"  # there too, where the rule decides them (AsyncFedED)
+STEPS = "fastagg-local-steps"  # in the same record, if the rule decides the local steps (AsyncFedED)
 CONTROL = "control"  # the ArrayRecord of FedAC's control variate, there and back
-EXTRA = "extra"  # the ArrayRecord of what a rule of the user's own sends, and takes, besides
-WHO = "fastagg"  # the ConfigRecord that says whose metrics these are, to the function that averages them
-_LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # its time was over
+EXTRA = "extra"  # the ArrayRecord of the further arrays that a user's own rule sends and takes
+# The name of the ConfigRecord that is added to each reply before a function averages the metrics. It holds the node's
+# id, and for an update its version and delay.
+WHO = "fastagg"
+_LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # the message's time was over
 POLL = 0.1  # seconds between two checks for replies
 _AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memory,
 _LARGE = 4_000_000  # and one alone of a model of so many parameters, beside which a call costs nothing

@@ -38,8 +38,9 @@ LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides th
 
 
 def _app(context: FLContext | None) -> App:
-    """The job, and a folder of the server that the next job of this name finds again: in its workspace. FLARE's
-    simulator deletes its workspace when it starts, so there the folder is beside it."""
+    """Return the job's name, and a folder that the next job with the same name will use, too. The folder is in the
+    server's workspace. For FLARE's simulator it is beside the workspace, because the simulator deletes its workspace at
+    the start. Without a workspace, the name and the folder are empty."""
     engine: Any = None if context is None else context.get_engine()
     workspace = engine.get_workspace() if hasattr(engine, "get_workspace") else None
     if context is None or workspace is None:

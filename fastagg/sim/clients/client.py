@@ -17,9 +17,9 @@ from fastagg.sim.data.federated import Samples, Score, batches
 from fastagg.sim.recipes.sections import Client
 from fastagg.sim.seeds import permutations, seeded, words
 
-# What a client sends: parameters' changes and new buffers, by name or as vectors.
+# A client's update: the parameters' differences and the new buffers, by name or as vectors.
 Update = dict[str, torch.Tensor] | ModelState
-# Takes a batch's outputs and labels and returns the mean loss, with a gradient.
+# Takes a batch's outputs and labels. Returns the mean loss as a tensor on which `backward()` can be called.
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 # Takes the outputs and labels of a whole set; a larger number is better.
 Metric = Callable[[torch.Tensor, torch.Tensor], float]
@@ -100,7 +100,8 @@ class Turn:
             optimizer.step()
 
     def delta(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Return the update of a model with new weights: parameters minus those that were sent, and its buffers."""
+        """Return the update of a trained model. Parameters are differences from the model that was sent. Buffers are
+        the trained model's own values."""
         return self._task.delta(model)
 
 

@@ -1,8 +1,8 @@
-"""The delay laws: how long a client's task takes in virtual time. One class is one law.
+"""The delay laws: how long a client's task takes in virtual time. Each law is a class.
 
-A class holds everything about its law: its name, its keys in a recipe with their checks, its formula (docstring) and
+A class has everything about its law: the name, the keys in a recipe with their checks, the formula (docstring), the
 mean, and the function that draws. Recipes, runs and pages find the laws in LAWS, and name none. To add a law, add a
-class here and a line to the test of formulas (tests/sim/test_delays.py), which names what a class lacks.
+class here and a line to the test of formulas (tests/sim/test_delays.py). The test names anything that a class lacks.
 
 Draws are keyed by (seed, client, number of the task), see seeds.py. Importing this module imports no torch.
 """
@@ -26,16 +26,16 @@ from fastagg.sim.seeds import below, generator, uniform
 if TYPE_CHECKING:
     from fastagg.sim.clock.view import History
 
-# The virtual time of a task: of a client, its task's number (from 0) and the number of local steps.
+# Takes a client, the number of its task (from 0) and the number of local steps. Returns the task's virtual time.
 Duration = Callable[[int, int, int], float]
-LAWS: dict[str, type[Delay]] = {}  # by the name that a recipe has
+LAWS: dict[str, type[Delay]] = {}  # the laws by their names in recipes
 
 
 class Population(NamedTuple):
-    """The clients of a run, as a law knows them.
+    """What a law may know about a run's clients.
 
-    ``sizes``: how many samples each has. ``folder``: of the data, where a law's file may be. ``function``: the user's
-    own law. ``history``: what it may know.
+    ``sizes``: each client's number of samples. ``folder``: the data's folder, where a law's file may be. ``function``:
+    the user's own law. ``history``: what the user's law may know of the run.
     """
 
     sizes: Sequence[int]
@@ -46,9 +46,9 @@ class Population(NamedTuple):
 
 
 class Delay(Section):
-    """Base of all laws. A class with a ``name`` is a law, and joins LAWS."""
+    """Base of all laws. A subclass with a ``name`` is a law, and is added to LAWS."""
 
-    in_versions: ClassVar[bool] = False  # delays are numbers of versions, without a clock
+    in_versions: ClassVar[bool] = False  # True: delays are numbers of versions, and there is no clock
 
     @classmethod
     def __pydantic_init_subclass__(cls, **settings: Any) -> None:
@@ -56,16 +56,17 @@ class Delay(Section):
             LAWS[tag_of(cls)] = cls
 
     def check(self, clients: int) -> None:
-        """ValueError unless the law fits so many clients."""
+        """Raise ValueError if the law does not fit this number of clients."""
 
 
 class TimedDelay(Delay):
     """Settings of every delay in virtual time.
 
-    ``steps``: the number of local steps that the times are for; a dispatch of K steps takes K / steps as long.
-    ``speed``, ``up``: bytes a unit of time, down and up, without which the way takes no time; ``jitter``: the deviation
-    of a factor of it (mean 1). ``suspension``: the probability that a client hangs before it trains, up to the longest
-    training so far. ``counting`` "authors": the model goes out when a buffer is full, not after each answer (FADAS).
+    ``steps``: the number of local steps to which the times refer. A dispatch of K steps takes K / steps as long.
+    ``speed``, ``up``: bytes per unit of time, down and up. None: sending takes no time. ``jitter``: the standard
+    deviation of a random factor of the sending time (mean 1). ``suspension``: the probability that a client hangs
+    before it trains, for at most the longest training so far. ``counting``: with "authors" the model is sent when a
+    buffer is full, not after each answer (FADAS).
     """
 
     steps: PositiveInt | None = None
@@ -83,15 +84,15 @@ class TimedDelay(Delay):
             """The meaning of 1.0 of virtual time."""
 
         def durations(self, population: Population) -> Duration:
-            """Return what draws the times of this population's tasks."""
+            """Return the function that draws the times of this population's tasks."""
 
     def classes(self, population: Population) -> np.ndarray | None:
-        """Return each client's class, 0 small, 1 medium, 2 large; None: there are none."""
+        """Return each client's class: 0 small, 1 medium, 2 large. None: the law has no classes."""
         return None
 
 
 class ClassDelay(TimedDelay):
-    """A client has a class, and its tasks take uniform times from the range (low, high) of this class in ``table``."""
+    """Each client has a class. Its tasks take uniform times from the range (low, high) of this class in ``table``."""
 
     unit: ClassVar[str] = "10 s"
     tables: ClassVar[dict[str, tuple[tuple[float, float], ...]]]
@@ -109,11 +110,11 @@ class ClassDelay(TimedDelay):
 
 
 class ThreeClassDelay(ClassDelay):
-    """FADAS Table 1, ``table`` "large" or "mild": uniform in the range of the client's class, small, medium or large. A
-    client draws its class from a Dirichlet([3g, 2g, g]) draw, g = ``gamma``, or ``counts`` are those of the classes.
+    """FADAS Table 1, ``table`` "large" or "mild": uniform in the range of the client's class, small, medium or large.
 
-    A smaller ``gamma`` puts more clients into the large class: 1 to 10 of 50 with seeds 0 to 19 and gamma 1. With
-    ``counts`` the seed chooses the clients.
+    For each client a Dirichlet([3g, 2g, g]) draw decides the class, g = ``gamma``. A smaller ``gamma`` puts more
+    clients into the large class: 1 to 10 of 50 with seeds 0 to 19 and gamma 1. Or ``counts`` are the numbers of clients
+    in the classes, and the seed chooses the clients.
     """
 
     name: Literal["three-class"]
@@ -144,7 +145,7 @@ class ThreeClassDelay(ClassDelay):
 
 
 class SizeTiedDelay(ClassDelay):
-    """FedEcho Table 1: clients with many samples are slow, a tenth very slow; ``gamma`` above 0 loosens this rule.
+    """FedEcho Table 1: clients with many samples are slow, and a tenth is very slow. ``gamma`` above 0 loosens this.
 
     The paper says that the class depends on the number of samples, more strongly for a smaller ``gamma``, and that at
     most 10% of the clients are long. This package chose the law. Clients are ordered by ``rank/n + gamma*u``, where
@@ -170,11 +171,11 @@ class SizeTiedDelay(ClassDelay):
 
 
 class DrawnDelay(TimedDelay):
-    """Every task takes a time drawn with the client's mean.
+    """The time of every task is drawn from a distribution with the client's mean.
 
-    ``mean``: the mean of the clients' means (the ACE paper's beta: 1, 5, 20 or 30). ``spread``: deviation of the
-    logarithm of the clients' means, which are lognormal. With 0 all clients have the same mean, and another value of it
-    only changes the unit of time.
+    ``mean``: the mean of the clients' means (the ACE paper's beta: 1, 5, 20 or 30). ``spread``: the clients' means are
+    lognormal, and this is the standard deviation of their logarithm. With a ``spread`` of 0 all clients have the same
+    mean, so another ``mean`` only changes the unit of time.
     """
 
     unit: ClassVar[str] = "time unit"
@@ -184,7 +185,7 @@ class DrawnDelay(TimedDelay):
     if TYPE_CHECKING:
 
         def draw(self, rng: np.random.Generator, mean: float) -> float:
-            """Return a time of a client with this mean."""
+            """Draw the time of a task of a client with this mean."""
 
     def means(self, population: Population) -> np.ndarray:
         """Return each client's mean."""
@@ -212,7 +213,7 @@ class ExponentialDelay(DrawnDelay):
 
 
 class LognormalDelay(DrawnDelay):
-    """The logarithm of a time is normal with the deviation ``sigma``."""
+    """The logarithm of a time is normal with the standard deviation ``sigma``."""
 
     name: Literal["lognormal"]
     sigma: PositiveFloat = 1.0
@@ -232,14 +233,14 @@ class ParetoDelay(DrawnDelay):
 
 
 class MeasuredDelay(TimedDelay):
-    """What tasks of a real federation took, in seconds, from a CSV ``file`` as :func:`fastagg.watch` writes it.
+    """Times of a real federation's tasks, in seconds, from a CSV ``file`` as :func:`fastagg.watch` writes it.
 
-    If the file names its clients 0 to n - 1, as many as there are here, client i takes what i took. Otherwise each
-    client takes what one of the file's took, always the same one. These are in the order of their means, so if there
-    are more of them, or fewer, slow and fast ones are taken in the same proportion.
+    If the file's clients are named 0 to n - 1, and the run has n clients, client i has the times of the file's client
+    i. Otherwise each client has the times of one client of the file. Clients of the file are chosen evenly in the order
+    of their means, so that slow and fast clients keep their proportion.
 
-    A client's first task, for which a real client loads its libraries and its data, takes what the real one's first
-    task took, each later one what a later one took, drawn.
+    A client's first task takes the first time, because a real client then loads its libraries and its data. Each later
+    task takes one of the later times, drawn at random.
     """
 
     unit: ClassVar[str] = "1 s"
@@ -263,8 +264,8 @@ class MeasuredDelay(TimedDelay):
 
 
 def read_times(path: Any) -> dict[str, list[float]]:
-    """Return what each client's tasks took, in the order of dispatch, of a file for MeasuredDelay. DataError if it is
-    none."""
+    """Read a file for MeasuredDelay. Return each client's times, in the order of dispatch. DataError: the file does not
+    have this form."""
     from fastagg.server.watching import TIMES
 
     spans = intervals(path, "delays", TIMES, what=", answered after it was dispatched")
@@ -272,11 +273,11 @@ def read_times(path: Any) -> dict[str, list[float]]:
 
 
 class OwnDelay(TimedDelay, OpenSection):
-    """Your own law, a function of (client, number, steps, generator) that returns a time in ``unit``. With an argument
-    ``view`` it gets what is known of the client, too.
+    """Your own law: a function of (client, number, steps, generator) that returns a time in ``unit``. If the function
+    has an argument ``view``, it also gets what is known of the client.
 
-    In a recipe: name = "module:function"; other keys are arguments of the function. "given" stands for one passed to
-    run().
+    In a recipe, write name = "module:function". Other keys are arguments of the function. The name "given" stands for a
+    function that is passed to run().
     """
 
     name: str
@@ -296,11 +297,12 @@ class OwnDelay(TimedDelay, OpenSection):
 
 
 class VersionDelay(Delay):
-    """Updates trained on x_{t-tau}: tau uniform in 0..``tau_max``, both included (FedAsync), or exponential of ``mean``
-    (ACE): cut at five times its own mean and rounded up or down at random.
+    """Updates are trained on x_{t-tau}. With ``tau_max``, tau is uniform in 0..``tau_max``, both included (FedAsync).
+    With ``mean``, tau is exponential (ACE), cut at five times its mean before the cut, and rounded up or down randomly.
 
-    Rounding down only would take half a version off every mean. Delays in versions give the ACE paper's beta an effect:
-    with exponential *times* and one mean for all clients, another mean would only change the unit of time.
+    If tau were only rounded down, every mean would be half a version too small. Delays in versions give the ACE paper's
+    beta an effect: with exponential *times* and one mean for all clients, another mean would only change the unit of
+    time.
     """
 
     in_versions: ClassVar[bool] = True
@@ -315,11 +317,11 @@ class VersionDelay(Delay):
         return self
 
     def taus(self, seed: int) -> tuple[int, Callable[[int], int]]:
-        """Return the largest tau, and what draws the tau of an arrival by its number (from 0)."""
+        """Return the largest tau, and a function that draws the tau of an arrival by its number (from 0)."""
         if self.mean is None:
             longest = self.tau_max or 0
             return longest, lambda arrival: below(longest + 1, seed, "tau", arrival)
-        scale = self.mean / -math.expm1(-5)  # of the draws before the cut, which removes e^-5 of their mean
+        scale = self.mean / -math.expm1(-5)  # the mean of the draws before the cut, which removes e^-5 of it
 
         def tau(arrival: int) -> int:
             rng = generator(seed, "tau", arrival)
@@ -337,10 +339,10 @@ else:
 class Times:
     """The times of a run's tasks: a law, and the settings that every law has (:class:`TimedDelay`).
 
-    Hangs: the time is uniform from 0 to the longest training so far, without hangs ("its maximum hang time is the
-    longest local training time", AsyncFedED, B.2). The paper does not give the law; this package chose the uniform one.
-    So durations depend on the order of dispatches, which is the same for the same run. The factor of a transmission is
-    only said to be normal there. Here it has mean 1; values below 0 are 0.
+    The time of a hang is uniform from 0 to the longest training so far, without hangs ("its maximum hang time is the
+    longest local training time", AsyncFedED, B.2). The paper does not give the law. This package chose the uniform one.
+    So durations depend on the order of dispatches, which is the same for the same run. The paper says that the factor
+    of a transmission is normal. Here it has mean 1, and values below 0 are replaced by 0.
     """
 
     def __init__(self, law: TimedDelay, population: Population) -> None:
@@ -349,7 +351,7 @@ class Times:
         self._longest = 0.0
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
-        """Return the time of the ``number``-th task (from 0) of a client, with so many local steps."""
+        """Return the time of the ``number``-th task (from 0) of a client, with this number of local steps."""
         training = self._durations(client, number, steps)
         if self._law.steps is not None:
             training = training * steps / self._law.steps
@@ -357,13 +359,13 @@ class Times:
             return training
         rng = generator(self._seed, "suspension", client, number)
         hangs, part = rng.random() < self._law.suspension, rng.random()
-        # The longest training is read before this one is added, and excludes hangs: it would else keep growing.
+        # `_longest` excludes hangs, and is read before this task is added. Otherwise it would keep growing.
         total = training + (part * self._longest if hangs else 0.0)
         self._longest = max(self._longest, training)
         return total
 
     def sending(self, client: int, number: int, down: int, up: int) -> float:
-        """Return the time in which a task's model and its update, of so many bytes, are sent."""
+        """Return the time to send a task's model (``down`` bytes) and its update (``up`` bytes)."""
         ways = (down, self._law.speed), (up, self._law.up)
         sent = sum(size / speed for size, speed in ways if speed is not None)
         if not sent:

@@ -1,5 +1,4 @@
-"""The settings of a run: the checked contents of a recipe's TOML, with all defaults written out. Unknown keys are
-errors."""
+"""The settings of a run: the checked contents of a recipe's TOML file, with all defaults. Unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from fastagg.sim.functions import find, fits, is_function, parameters
 from fastagg.sim.recipes import sections
 
 _OUTPUTS = ("outputs", "labels")
-# The functions that are called in a run, and what each takes. Those that are VIEWED may have an argument ``view``, too.
+# The arguments of the functions that a run calls. A function whose key is in VIEWED may also have an argument ``view``.
 ARGUMENTS = {
     "own.train": ("model", "data", "task", "state"), "own.change": ("update", "task"),
     "own.personal": ("model", "state"), "own.loss": _OUTPUTS, "own.metric": _OUTPUTS,
@@ -35,9 +34,9 @@ VIEWED = ("delay.name", "participation.sampling")
 
 
 class Config(Section):
-    """One run, all of whose random numbers come from ``seed``. ``name`` names its folder and ``label`` its line in
-    plots and tables, ``about`` is for people. ``folder``: where modules that it names are looked up, beside the current
-    folder; the recipe's own, if it is a file."""
+    """The settings of one run. All of its random numbers come from ``seed``. ``name`` is the name of its folder.
+    ``label`` is its name in plots and tables. ``about`` is a text for people. ``folder``: where modules that the config
+    names are looked up, besides the current folder. If the recipe is a file, this is the file's folder."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     label: str = ""
@@ -61,20 +60,20 @@ class Config(Section):
 
     @property
     def held(self) -> Plain:
-        """What a program passes, by the keys that say "given"."""
+        """The objects that a program passes, by the keys whose value is "given"."""
         return self._held
 
     @property
     def functions(self) -> dict[str, str]:
-        """The functions that this run has, by their keys: "module:function", or "given"."""
+        """The user's functions in this run, by their keys. Each is "module:function" or "given"."""
         names = {"algorithm.name": self.algorithm.name, "data.name": self.data.name, "model.name": self.model.name,
                  "delay.name": self.delay.name, "participation.sampling": self.participation.sampling}  # fmt: skip
         names |= {f"own.{name}": value for name, value in self.own if name != "keywords"}
         return {key: name for key, name in names.items() if name is not None and is_function(name)}
 
     def function(self, key: str) -> Any:
-        """Return the function of a key, with its keywords; None if there is none. ConfigError if it cannot be found, or
-        does not take what it is called with."""
+        """Return the function of a key, with its keywords bound. None: the key names no function. ConfigError: the
+        function cannot be found, or does not take the arguments of its call."""
         if (name := self.functions.get(key)) is None:
             return None
         function = self.passed(key) if name == "given" else find(name, key)
@@ -86,7 +85,7 @@ class Config(Section):
         return partial(function, **keywords) if keywords else function
 
     def passed(self, key: str) -> Any:
-        """Return what a program passes by this key. ConfigError if it does not."""
+        """Return the object that a program passes by this key. ConfigError: it passes none."""
         if key not in self._held:
             argument = key.removeprefix("participation.").partition(".")[0]
             raise ConfigError(f'{key} "given" is what a program passes: fastagg.sim.run(config, {argument}=...)')
@@ -96,7 +95,7 @@ class Config(Section):
         return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
     def holding(self, held: Plain) -> Config:
-        """Return the config of a program that passes this, too."""
+        """Return a copy of the config to which a program also passes these objects, by their keys."""
         config = self.model_copy()
         config._held = {**self._held, **held}
         return config
@@ -117,7 +116,7 @@ class Config(Section):
 # The sections of a recipe, by their keys in it, and the sections that each may be.
 KINDS = {key: kinds for key, field in Config.model_fields.items() if (kinds := kinds_of(field.annotation))}
 _TAGGED = {tag_of(kind): kind for kinds in KINDS.values() if len(kinds) > 1 for kind in kinds}
-# What looks like a key and is none.
+# For names that look like keys but are none: what to do instead.
 ELSEWHERE = {"seeds": "a run has one seed; `fastagg compare RECIPE --seeds 3` runs several"}
 _MOST = 8  # problems in a message
 
@@ -163,7 +162,7 @@ def _on_one_line(text: str) -> str:
 
 
 def _meant(value: object, message: str) -> str:
-    """Return the nearest of the names that a message has in quotes."""
+    """Return a hint at the most similar of the names that ``message`` has in quotes."""
     return _checks.meant(value, re.findall(r"'([^']+)'", message))
 
 
@@ -186,12 +185,12 @@ def from_dict(values: Plain, source: str) -> Config:
 
 
 def from_toml(text: str, source: str, changes: Plain | None = None) -> Config:
-    """Read a TOML document; ``changes`` maps dotted keys ("client.lr") to new values."""
+    """Read a TOML document. ``changes`` maps dotted keys ("client.lr") to new values."""
     return from_dict(changed(parse(text, source), changes or {}), source)
 
 
 def parse(text: str, source: str) -> Plain:
-    """Return what a TOML document holds. ConfigError if it is none."""
+    """Return the contents of a TOML document. ConfigError: ``text`` is not TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -199,7 +198,8 @@ def parse(text: str, source: str) -> Plain:
 
 
 def read(path: Path, what: str) -> Plain:
-    """Return what a TOML file, a recipe or a table, holds. ConfigError when it cannot be read."""
+    """Return the contents of a TOML file. ``what``: recipe or table, for messages. ConfigError: the file cannot be
+    read."""
     try:
         return parse(path.read_text(encoding="utf-8-sig"), str(path))
     except UnicodeDecodeError:
@@ -210,7 +210,7 @@ def read(path: Path, what: str) -> Plain:
 
 
 def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> Plain:
-    """Return a copy of ``values`` with ``changes`` to dotted keys ("client.lr") made in it."""
+    """Return a copy of ``values`` with ``changes``, which maps dotted keys ("client.lr") to new values."""
     copy: Plain = deepcopy(dict(values))
     for dotted, value in changes.items():
         *parents, last = dotted.split(".")
@@ -224,12 +224,12 @@ def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> Plai
 
 
 def to_toml(config: Config) -> str:
-    """Write ``config`` with all defaults. ``from_toml`` reads an equal Config from it."""
+    """Return ``config`` as TOML with all defaults. ``from_toml`` makes an equal Config from this text."""
     return tomli_w.dumps(config.model_dump(exclude_none=True))
 
 
 def differences(a: Config, b: Config) -> list[str]:
-    """Return the dotted keys in which the two differ, in order. ``folder`` is a place, and makes no other run."""
+    """Return the sorted dotted keys in which two configs differ. ``folder`` is left out: it does not change a run."""
     first, second = (_leaves(config.model_dump(exclude={"folder"})) for config in (a, b))
     return sorted(dict(first.items() ^ second.items()))
 
@@ -242,12 +242,12 @@ def _leaves(values: Plain, prefix: str = "") -> dict[str, str]:
 
 
 def load(path: Path, changes: Plain | None = None) -> Config:
-    """Read a recipe from a file. ConfigError when it cannot be read."""
+    """Read a recipe from a file. ConfigError: the file cannot be read, or is no recipe."""
     return placed(from_dict(changed(read(path, "recipe"), changes or {}), str(path)), path)
 
 
 def placed(config: Config, path: Path) -> Config:
-    """Return the config of a recipe in a file: modules that it names are in the file's folder."""
+    """Return the config of a recipe in a file. Modules that the recipe names are looked up in the file's folder."""
     if config.folder is not None or not any(name != "given" for name in config.functions.values()):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})

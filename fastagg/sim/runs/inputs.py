@@ -1,10 +1,10 @@
-"""What a run reads beside its config, as digests: data, files, and code of the user's own.
+"""Digests of a run's inputs besides its config: data, files, and the user's own code.
 
-They are part of a run's identity. Data counts as what is loaded, so other files of the same samples change nothing. A
-function counts as its code, the values that it holds, and all that it reaches: functions, classes, modules and global
-values by the names in its code; of a module also the file, and files of the user's modules that it imports; and a file
-whose name stands in the code or in a value. What cannot be read, such as a lock, has no digest, and its run is taken
-for no other one. Importing this module imports no torch.
+The digests are part of a run's identity. The digest of data is that of the loaded samples, so other files with the same
+samples have the same digest. The digest of a function covers its code, the values that it holds, and everything that
+its code names: functions, classes, modules, global values, and files. The digest of a module covers its file, and those
+of the user's modules that it imports. An object that cannot be read, such as a lock, has no digest. A run with such an
+input equals no other run. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from fastagg.sim.recipes.sections import ModelFunction
 if TYPE_CHECKING:
     from fastagg.sim.data.federated import FederatedData
 
-SCRIPT = ("__main__", "__mp_main__")  # the module of a script, also in a process that it started
-NONE = "none: "  # what a digest begins with that is none, before the object and the reason
-OF_DATA = ("data", "model")  # what is known only where the data is
+SCRIPT = ("__main__", "__mp_main__")  # the names of a script's module: in its process, and in processes that it started
+NONE = "none: "  # for an input without a digest, the text in its place begins so. Then come the object and the reason.
+OF_DATA = ("data", "model")  # keys of the inputs that `digests` can compute only if it is given `load`
 
-# Whose code is not the user's own: Python's, this package's, and that of installed packages, by their folders' names.
+# The folders of code that is not the user's own: Python's, this package's, and by their names, installed packages'.
 _OTHERS = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2])
 _INSTALLED = {"site-packages", "dist-packages"}
 _ATOMS = (type(None), bool, int, float, complex, type(...), type(NotImplemented), bytes, bytearray)
-# What a wrapper of another function or object holds.
+# The attributes of a wrapper that hold the wrapped function or object.
 _HELD: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"), functools.partialmethod: ("func", "args", "keywords"),
     functools.cached_property: ("func",), property: ("fget", "fset", "fdel"), staticmethod: ("__func__",),
     classmethod: ("__func__",), types.MethodType: ("__func__", "__self__"),
 }  # fmt: skip
-# What a class has beside its code and its values.
+# Attributes of a class that are neither its code nor its values.
 _NO_MEMBERS = {
     "__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__firstlineno__", "__static_attributes__",
     "__annotate_func__", "__annotations_cache__", "_abc_impl",
@@ -61,10 +61,11 @@ _NO_MEMBERS = {
 def digests(
     config: Config, load: Callable[[], FederatedData] | None, known: dict[object, dict[str, str]] | None = None
 ) -> dict[str, str]:
-    """Return the digest of each input by its key in a recipe; of what has none, NONE, the object and the reason.
+    """Return the digest of each input, by the input's key in a recipe. For an input without a digest, return NONE, the
+    object and the reason.
 
-    ``load`` returns the data, and is called only if data is an input. None: the data is not there, nor what is OF_DATA.
-    ``known``: those that are OF_DATA by what they are of, of earlier calls. Nothing has changed since.
+    ``load`` returns the data, and is called only if data is an input. None: the digests of the keys OF_DATA are left
+    out. ``known``: a cache of these digests. The data and the code must not have changed since the cache was filled.
     """
     algorithm = config.algorithm
     things: dict[str, object] = {key: config.function(key) for key in ARGUMENTS}
@@ -72,7 +73,8 @@ def digests(
     things |= {f"algorithm.{key}": part for key, value in algorithm.keywords.items() if (part := _part(key, value))}
     for key, section in (("delay", config.delay), ("participation", config.participation)):
         path = beside_data(getattr(section, "file", None) or "", getattr(config.data, "dir", None))
-        things[f"{key}.file"] = read_bytes(path) if path.is_file() else None  # the schedule says what is wrong with it
+        # None: no file is named, or it is missing. A missing file is an error later, when the run is built.
+        things[f"{key}.file"] = read_bytes(path) if path.is_file() else None
     objects = (id(config.held.get(key)) for key in ("data", "data.name", "model.name"))
     same = config.model_dump_json(include={"data", "model", "seed"}), *objects
     if load is not None and same not in (known or {}):
@@ -90,7 +92,8 @@ def digests(
 
 
 def _part(kind: str, settings: object) -> type | None:
-    """Return the user's own part that an algorithm's keyword names."""
+    """Return the class of the user's own part that an algorithm's keyword names. None: the keyword names no such
+    part."""
     name = settings.get("name") if isinstance(settings, Mapping) else settings
     part = registry.parts(kind).get(name) if isinstance(name, str) else None
     return None if part is None or _is_others(part.__module__) else part
@@ -108,7 +111,7 @@ class _NoDigest(Exception):
 
 
 def _file(module: str) -> Path | None:
-    """Return the file of a module, imported or not; None if it has none."""
+    """Return the file of a module, which need not be imported. None: the module has no file."""
     spec = _spec(module)
     origin = getattr(sys.modules.get(module), "__file__", None) or (spec.origin if spec and spec.has_location else None)
     return None if origin is None else Path(origin).resolve()
@@ -137,7 +140,7 @@ def _is_others(module: str) -> bool:
 
 
 def _is_named(thing: Any) -> bool:
-    """Return whether a function or class is what others' module has by its name."""
+    """Return whether a function or class can be found by its name in a module that is not the user's own."""
     name = getattr(thing, "__module__", None)
     if name is None or not _is_others(name):
         return False
@@ -156,20 +159,21 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _with_packages(modules: Iterable[str]) -> set[str]:
-    """Return the modules' names, and those of the packages that they are in."""
+    """Return the modules' names, and the names of the packages that contain them."""
     return {name for module in modules for name in accumulate(module.split("."), "{}.{}".format)}
 
 
 class _Reader:
-    """Reads objects to their end. Equal objects have the same digest, also where one stands for two."""
+    """Computes digests of objects and of everything that they hold. Equal objects have the same digest."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, bytes]] = {}  # holds the objects, so that no other one gets their id
-        self._open: dict[int, int] = {}  # what is being read, and how deep it lies
+        self._known: dict[int, tuple[object, bytes]] = {}  # by id: the object, which keeps its id taken, and its digest
+        self._open: dict[int, int] = {}  # the ids of the objects that are being read, and their depth
         self._modules: dict[str, bytes] = {}
 
     def digest(self, thing: object, where: str) -> bytes:
-        """Return the digest of ``thing``. _NoDigest if it, or what it holds, has none: ``where`` is its name."""
+        """Return the digest of ``thing``. _NoDigest: ``thing``, or an object that it holds, has none. ``where`` is the
+        name of ``thing`` in this error."""
         if (number := id(thing)) in self._known:
             return self._known[number][1]
         if number in self._open:
@@ -184,7 +188,7 @@ class _Reader:
                 hashed.update(b"%d %d %b%b" % (len(name), len(raw), name.encode(), raw))
         except _NoDigest:
             raise
-        except Exception as error:  # of code that makes objects ready for pickle
+        except Exception as error:  # a class's own code for pickle may raise anything
             raise _NoDigest(f"{where}, a {type(thing).__name__}: {error}") from None
         finally:
             del self._open[number]
@@ -192,7 +196,7 @@ class _Reader:
         return hashed.digest()
 
     def _parts(self, thing: Any) -> Iterator[tuple[str, Any]]:
-        """Yield what an object is made of: names with bytes, or with other objects."""
+        """Yield the parts of an object with their names. A part is bytes or another object."""
         if isinstance(thing, _ATOMS):
             yield "", bytes(thing) if isinstance(thing, bytes | bytearray) else repr(thing).encode()
         elif isinstance(thing, str | PurePath):
@@ -238,7 +242,7 @@ class _Reader:
             yield from self._pickled(thing)
 
     def _pickled(self, thing: Any) -> Iterator[tuple[str, Any]]:
-        """Yield what a pickle would hold. TypeError if there is no pickle of such objects."""
+        """Yield the parts that a pickle of the object would hold. TypeError: the object cannot be pickled."""
         reduce = copyreg.dispatch_table.get(type(thing))
         made = thing.__reduce_ex__(4) if reduce is None else reduce(thing)
         if isinstance(made, str):
@@ -247,7 +251,7 @@ class _Reader:
         function, arguments, state, items, pairs = [*made, None, None, None][:5]
         yield "", function
         yield from (("", part) for part in arguments)
-        for values in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # of a dict, and of slots
+        for values in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # a pair: of __dict__ and of slots
             if isinstance(values, dict):
                 yield from ((f".{key}", value) for key, value in values.items())
             else:
@@ -289,7 +293,7 @@ class _Reader:
         for name, value in values.items():
             yield f".{name}", value
             if isinstance(value, ModuleType) and not _is_others(value.__name__):
-                held = sorted(names["other"] & vars(value).keys())  # also what a program has set there
+                held = sorted(names["other"] & vars(value).keys())  # a program may have set these
                 yield from ((f".{name}.{attribute}", vars(value)[attribute]) for attribute in held)
 
     def _class(self, thing: type) -> Iterator[tuple[str, Any]]:
@@ -305,14 +309,15 @@ class _Reader:
                 yield f".{name}", part
 
     def _named_file(self, name: str, folder: Path) -> Iterator[tuple[str, bytes]]:
-        """Yield the bytes of a file that is called so in the current folder, or beside the code that says so."""
+        """Yield the digest of a file with this name in the current folder, and of one in ``folder``."""
         if 0 < len(name) < 256 and name.isprintable():
             for path in {Path(name): 0, folder / name: 0}:
-                if os.path.isfile(path):  # Path's own raises for what no file can be called
+                if os.path.isfile(path):  # Path.is_file would raise for a text that cannot be a file's name
                     yield f".{name}", blake2b(path.read_bytes()).digest()
 
     def _module(self, name: str) -> bytes:
-        """Return a digest of the user's module and of those that it imports; of others their name."""
+        """Return a digest of a module's name. For a user's module it covers the source too, that of the user's modules
+        it imports, and the files that these name."""
         files: dict[str, bytes] = {}
         if name not in self._modules:
             self._read(name, files)

@@ -193,9 +193,9 @@ def find(
     groups: Sequence[Group], baseline: str | None = None, absent: Mapping[str, str] | None = None,
     lost: Sequence[Group] = (),
 ) -> Conclusions:  # fmt: skip
-    """Return what ``groups`` showed. There are sentences of each setting in which several methods are compared.
+    """Return the conclusions from ``groups``. A setting gets sentences only if it has several methods to compare.
 
-    ``absent``: runs that are in no table, and why. ``lost``: groups none of whose runs ended.
+    ``absent``: the runs that are in no table, each with the reason. ``lost``: the groups in which every run failed.
     """
     sheets = [pivot(groups, lost), table(groups, baseline, lost), differences(groups, baseline)]
     sheets += [Sheet("Not in these tables", ["not in these tables", "why"], list(absent.items()))] if absent else []
