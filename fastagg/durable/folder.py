@@ -1,13 +1,13 @@
 """The folder of a server: its checkpoints, its log and its uploads.
 
-lock                        locked, as the folder is, by the process that has it open; where a closed log ends
+lock                        locked, like the folder, by the process that has it open; contains where a closed log ends
 checkpoint-<sequence>/      a whole state, up to and including this record
 journal-<number>            segments of the log, in order (docs/log-format.md)
-free-<number>               a file that waits to be one, whatever is in it
-upload-<number>             an update that was streamed in; a record of the log refers to it, and no other one ever
-reserve-<number>/           room for the next checkpoint, or an unfinished one, which is never read
-room-<number>               room for the log, when nothing else is left (keeper.py)
-spare                       room for an upload, then
+free-<number>               a file for a future segment; its contents have no meaning
+upload-<number>             an update that arrived in chunks; at most one record of the log refers to it
+reserve-<number>/           room for the next checkpoint, or an unfinished checkpoint, which is never read
+room-<number>               room for the log on a full volume (keeper.py)
+spare                       room for an upload on a full volume
 *.partial                   unfinished files, which are never read
 """
 
@@ -32,7 +32,7 @@ from fastagg.storage.pieces import STREAMED, Pieces, stored_pieces
 
 LOCK, SPARE = "lock", "spare"
 PARTIAL = ".partial"
-BLOCK = 4096  # of a head
+BLOCK = 4096  # bytes of a segment's head
 _ALL = (1 << 64) - 1
 _DIGITS = {"checkpoint": 20, "journal": 12, "free": 12, "upload": 12, "reserve": 12, "room": 12}
 _NAME = re.compile(r"([a-z]+)-(\d+)")
@@ -49,9 +49,9 @@ checkpoint_name, upload_name, reserve_name, room_name = (
 
 
 class Contents(NamedTuple):
-    """The contents of a folder, found by names."""
+    """The contents of a folder, by the names of its files."""
 
-    checkpoints: list[int]  # by their sequence numbers, oldest first
+    checkpoints: list[int]  # the checkpoints' sequence numbers, oldest first
     segments: dict[int, str]  # number -> name, in order
     free: list[str]
     uploads: dict[int, str]
@@ -72,21 +72,21 @@ def contents(disk: Disk) -> Contents:
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint that was read."""
+    """The contents of a checkpoint."""
 
     sequence: int
     state: State
     made: Plain  # the settings that the folder was begun with
     folder_id: int  # the folder's random number
-    digest: bytes  # of the log's records up to it (csrc/log/segment.h)
-    log_end: int  # the log had come to this record, at least, when it was written
-    model: str  # model_digest of its parameters
+    digest: bytes  # the digest of the log's records up to the checkpoint (csrc/log/segment.h)
+    log_end: int  # when the checkpoint was written, the log had at least the records up to this number
+    model: str  # model_digest of the parameters
     uploads: dict[int, int]  # the numbers of uploads -> the records that refer to them
-    next_upload: int  # no upload before it has this number, or a larger one
+    next_upload: int  # all uploads before the checkpoint have smaller numbers
 
 
 def is_gone(disk: Disk, sequence: int) -> bool:
-    """Whether a checkpoint was removed since somebody looked: a running server writes a newer one over it."""
+    """Whether a checkpoint that was listed is gone. A running server writes newer checkpoints over older ones."""
     return checkpoint_name(sequence) not in disk.names()
 
 
@@ -117,19 +117,19 @@ def model_digest(flat: Tensor) -> str:
 
 
 def free_name(name: str) -> str:
-    """Return the name that a segment has when nobody needs it any more."""
+    """Return the new name of a segment that is no longer needed."""
     return name.replace("journal-", "free-")
 
 
 def say_end(disk: Disk, sequence: int) -> None:
-    """Write down that records up to ``sequence`` are on the disk, in another file than theirs: who finds fewer knows
-    that some are lost. A disk that refuses is no error, since the records are there."""
+    """Write to the lock file that records up to ``sequence`` are on the disk. A later process that finds fewer records
+    then knows that some are lost. Errors of the disk are ignored, because the records themselves are written."""
     with contextlib.suppress(OSError):
         disk.put(LOCK, [struct.pack("<QQ", sequence, sequence ^ _ALL)])
 
 
 def said_end(disk: Disk) -> int:
-    """The record up to which the log was on the disk when a server was closed last. 0: nobody says so."""
+    """Return the last record that was on the disk when a server was last closed. 0: not known."""
     if LOCK not in disk.names():
         return 0
     data = disk.read_of(LOCK)
@@ -151,7 +151,7 @@ def read_log(disk: Disk, listing: Contents, after: Checkpoint) -> Native:
 
 
 def read_upload(disk: Disk, listing: Contents, streamed: tuple[int, int, int, int]) -> Pieces:
-    """Return an update that was streamed into a file: its number, bytes, checksum and type are in the record."""
+    """Return the update in an upload's file. ``streamed``: the number, bytes, checksum and type in the record."""
     number, nbytes, crc, code = streamed
     name = listing.uploads.get(number)
     if name is None:

@@ -1,7 +1,7 @@
-"""Restores a server from its folder: the newest undamaged checkpoint, then all operations of the log after it.
+"""Restores a server from its folder: loads the newest undamaged checkpoint, and executes all later operations.
 
-A record that is damaged, or cannot be executed, ends the recovery: what came behind it depends on it. What the machine
-refuses now, an open file or a page of the disk, says nothing of a record: it ends the recovery as it is.
+A record that is damaged or cannot be executed is an error, because later records depend on this record. If the system
+refuses to open a file or to read a page of the disk, that error is raised as it is: the record may be undamaged.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from fastagg.server.server import Server
 from fastagg.server.settings import FREE
 from fastagg.storage.files import OtherFormat
 
-KEY, _KEY_BYTES = "noise-key", 32  # a file that only its owner may read
+KEY, _KEY_BYTES = "noise-key", 32  # the name and the bytes of a file that only its owner may read
 
 
 class Recovery(NamedTuple):
     """The result of a recovery."""
 
     server: Server
-    reader: Native  # of the log, at its end
+    reader: Native  # the log's reader, at the end of the log
     checkpoint: Checkpoint
-    replayed: dict[str, int]  # the number of operations by kind
-    uploads: dict[int, int]  # number -> the record that refers to it
-    streamed: int  # the bytes of those that were executed
-    damaged: list[int]  # checkpoints that could not be read, by their numbers
+    replayed: dict[str, int]  # the number of executed operations of each kind
+    uploads: dict[int, int]  # an upload's number -> the record that refers to the upload
+    streamed: int  # the bytes of the uploads of executed records
+    damaged: list[int]  # the numbers of damaged checkpoints
 
 
 def recover(disk: Disk, listing: Contents, make: Callable[[], Server]) -> Recovery:
-    """Restore the server that ``make`` makes, without limits of tasks.
+    """Return a server of ``make`` with the folder's state, without limits of tasks.
 
     Raises:
         CheckpointError: the folder is damaged. OSError: the system refuses to read or write something.
@@ -64,8 +64,8 @@ def recover(disk: Disk, listing: Contents, make: Callable[[], Server]) -> Recove
 
 
 def newest(disk: Disk, listing: Contents) -> tuple[Checkpoint, list[int]]:
-    """Return the newest undamaged checkpoint, and the numbers of newer ones, which are damaged. One whose place on the
-    disk cannot be read now is neither: an older one does as well."""
+    """Return the newest readable checkpoint, and the numbers of newer, damaged checkpoints. A newer checkpoint that the
+    disk cannot read now is left out, but does not count as damaged: an older checkpoint gives the same state."""
     wrong: list[str] = []
     damaged: list[int] = []
     for sequence in reversed(listing.checkpoints):
@@ -84,18 +84,19 @@ def newest(disk: Disk, listing: Contents) -> tuple[Checkpoint, list[int]]:
 
 
 def load_into(server: Server, state: State) -> None:
-    """Give a server a checkpoint's state, and no limits of tasks, so that the log can be executed."""
+    """Load a checkpoint's state into a server, and remove its limits of tasks, so that the log can be executed."""
     if "lr" in state["config"]["optimizer"]:
         server.lr = state["config"]["optimizer"]["lr"]
     server.load_state_dict(state)
-    # The log tells when another incarnation began. Until then it is the one of the state.
+    # The incarnation is that of the state until a record of the log begins another one.
     server._engine.begin_incarnation(int(state["version"]) + 1, int(state["lives"][-1][1]))
-    # It tells which tasks ended, too.
+    # The log also tells which tasks ended, so limits must not end any.
     engine.limit(server._engine, None)
 
 
 def made_for(disk: Disk, checkpoint: Checkpoint, make: Callable[[], Server]) -> Server:
-    """Return a new server that may have a checkpoint's state. ConfigError: ``make`` makes another one."""
+    """Return a new server into which a checkpoint's state can be loaded. ConfigError: the server of ``make`` has other
+    settings."""
     server = make()
     check_made(disk, checkpoint.made, made_of(server))
     take_key(disk, server, checkpoint.state)
@@ -103,14 +104,14 @@ def made_for(disk: Disk, checkpoint: Checkpoint, make: Callable[[], Server]) -> 
 
 
 def made_of(server: Server) -> Plain:
-    """Return the settings that a folder's server must keep, as in JSON."""
+    """Return the settings that a folder's server must keep, as JSON has them."""
     config = {key: value for key, value in server.config().items() if key not in FREE}
     settings: Plain = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
     return {**settings, "size": server.layout.size}
 
 
 def check_made(disk: Disk, old: Plain, new: Plain) -> None:
-    """Check that a folder's settings are still the same."""
+    """Raise ConfigError if a folder's ``old`` settings differ from the ``new`` ones."""
     for key in {**old, **new}:
         if old.get(key) != new.get(key):
             raise ConfigError(
@@ -120,20 +121,21 @@ def check_made(disk: Disk, old: Plain, new: Plain) -> None:
 
 
 def no_server(value: object) -> ConfigError:
-    """Return the error for a ``make`` that is no function that makes a server; ``value``: it, or what it returned."""
+    """Return the error for a ``make`` that does not make a server. ``value``: ``make``, or the object that it
+    returned."""
     do = "write fastagg.open(path, lambda: fastagg.FedBuff(model))"
     return ConfigError(_checks.wrong("make", "a function that returns a fastagg.Server", value, do))
 
 
 class Replay:
-    """Executes the operations of a log again, or only reads them and the uploads that they refer to.
+    """Executes the operations of a log again, or only reads the operations and their uploads.
 
     Attributes:
-        server: who executes them; None: nobody.
-        counts: how many were executed, by kind.
-        uploads: files that they refer to -> the record's number.
-        streamed: the bytes of these files.
-        last: the number of the last record that was whole.
+        server: the server that executes the operations. None: they are only read.
+        counts: the number of operations of each kind.
+        uploads: an upload's number -> the number of the record that refers to it.
+        streamed: the bytes of these uploads.
+        last: the number of the last undamaged record.
     """
 
     def __init__(self, server: Any, disk: Disk, listing: Contents) -> None:
@@ -143,17 +145,17 @@ class Replay:
         self.streamed = self.last = 0
 
     def all(self, reader: Native) -> None:
-        """Execute all operations that a reader gives.
+        """Execute all operations that a reader returns.
 
         Raises:
-            CheckpointError: a record is damaged, cannot be executed, or would have another outcome than it had.
+            CheckpointError: a record is damaged, cannot be executed, or would have another outcome than before.
             OSError: the system refuses to read or write something.
         """
         while (record := reader.next()) is not None:
             self.one(record)
 
     def one(self, record: Native) -> None:
-        """Execute one."""
+        """Execute the operation of one record."""
         operation = record.operation
         try:
             if operation is None:
@@ -173,13 +175,13 @@ class Replay:
         self.last = record.sequence
 
 
-# A log that is executed again needs the noise that there was, so a private server's key must outlive the process. It is
-# in no checkpoint and in no record: these are copied and sent around, and whoever has key and model knows the model
-# without its noise.
+# When a log is executed again, the noise must be the same, so a private server's key must outlive the process. No
+# checkpoint and no record contains the key, because these may be copied and sent: with the key, the noise could be
+# removed from the model.
 
 
 def key_of(disk: Disk) -> NoiseKey | None:
-    """Return a folder's key; None: it has none."""
+    """Return a folder's key. None: the folder has none."""
     with named(disk.path / KEY):
         if KEY not in disk.names():
             return None
@@ -190,8 +192,8 @@ def key_of(disk: Disk) -> NoiseKey | None:
 
 
 def take_key(disk: Disk, server: Server, state: State | None) -> None:
-    """Let a server draw its noise with the folder's key. ``state``: of the folder's checkpoint; None: there is none,
-    and the folder gets the server's own key, if it has no other."""
+    """Let a server draw its noise with the folder's key. ``state``: the state of the folder's checkpoint. None: there
+    is no checkpoint. Then a folder without a key gets the server's own key."""
     if getattr(server.direction, "privacy", None) is None:
         return
     key = key_of(disk)

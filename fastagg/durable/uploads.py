@@ -1,18 +1,17 @@
-"""Updates that arrive in chunks and go to files of the server's folder, to which a record of the log refers. While one
-comes, memory holds one chunk of it. Its step reads the file.
+"""Updates that arrive in chunks. The chunks go to a file of the server's folder, and a record of the log refers to the
+file. While an update arrives, memory holds one chunk. The update's step reads the file.
 
-What is guaranteed, for every upload that has a file, whatever connections, threads, interrupts and forks do:
+These rules hold for every upload that has a file, whatever connections, threads, interrupts and forks do:
 
-1. It is *open*, then *complete*, and then *taken*, which means that a record refers to its file, or *dropped*. Only its
-   own end takes or drops a complete one.
-2. Its file is its own. Nobody else knows the descriptor, the log neither. It is closed in one place, once
-   (:func:`_end`), when nobody writes to it or reads it any more.
-3. A copy that comes later takes the place of an open one, for the same task. While that is complete, or a thread is
-   writing to it, the later one is refused, and writes nothing.
-4. What the server takes are the bytes that came, by their checksum. They are on the disk before a record refers to
-   them.
-5. A file has all its blocks before the first byte comes. On a full volume it is the file that was made ahead
-   (``spare``), because a full XFS has no inode for a new one. A large file that no record needs is the next spare one.
+1. An upload is first *open*, then *complete*. In the end it is *taken*, which means that a record refers to its file,
+   or *dropped*. Only the upload's own ``_end`` takes or drops a complete upload.
+2. Only the upload knows its file's descriptor. The log does not know it. The file is closed once and in one place
+   (:func:`_end`), when no thread reads or writes it any more.
+3. A later copy of the same task's update replaces an open upload. If the earlier upload is complete, or a thread is
+   writing to it, the later copy is refused and writes nothing.
+4. A checksum proves that the server takes the bytes that arrived. They are on the disk before a record refers to them.
+5. A file has all its blocks before the first byte is written. On a full volume the ``spare`` file is used, because a
+   full XFS has no inode for a new file. A large file that no record needs becomes the next spare file.
 """
 
 from __future__ import annotations
@@ -41,43 +40,44 @@ Task = tuple[int | str, int]  # client and version
 
 
 class Uploads:
-    """The uploads of one folder. What is done here is atomic in Python, so it needs no lock and may be interrupted.
+    """The uploads of one folder. Its operations are atomic in Python, so they need no lock and may be interrupted.
 
     Args:
-        recorded: files of uploads -> the record that refers to them.
+        recorded: an upload's number -> the number of the record that refers to the upload.
         begin: the number of the next upload.
 
     Attributes:
-        refused: called when the disk has refused a part of one. The keeper writes a checkpoint.
-        is_full: the volume has no room, so nobody makes a file: what is freed is for the next checkpoint.
-        spare: bytes of the file that is made ahead. 0: there is none.
+        refused: called when the disk has refused a part of an upload. The keeper then writes a checkpoint.
+        is_full: whether the volume has no room. No upload then makes a file, so that freed room is left for the next
+            checkpoint.
+        spare: bytes of the spare file. 0: no spare file is kept.
     """
 
     def __init__(self, recorded: dict[int, int], begin: int) -> None:
         self._recorded, self._numbers = recorded, itertools.count(begin)
-        self._coming: dict[int, Native] = {}  # what no record referred to when somebody looked: its blob, or None yet
+        self._coming: dict[int, Native] = {}  # number -> blob: uploads that had no record so far. None: no blob yet.
         self._last: weakref.WeakValueDictionary[Task, StoredUpload] = weakref.WeakValueDictionary()
         self.refused: Callable[[], None] = lambda: None
         self.is_full, self.spare = False, 0
 
     def begin(self, upload: StoredUpload, task: Task) -> None:
-        """Note a new upload. An open one for the same task is dropped, so that a client that has lost its connection
-        can begin again, and many attempts hold one file."""
+        """Note a new upload. An open upload for the same task is dropped, so that a client that has lost its connection
+        can begin again. However often it does, there is only one file."""
         earlier = self._last.get(task)
         if earlier is not None and not earlier.give_way():
             raise Busy("upload: another copy of this update is complete, or is written to: wait for its receipt")
         self._last[task] = upload
 
     def next(self) -> int:
-        """Return a number that no upload has, or had."""
+        """Return a number that no upload has had before."""
         return next(self._numbers)
 
     def comes(self, number: int, blob: Native = None) -> None:
-        """A record may refer to this upload soon. It is said before there is a file."""
+        """Note that a record may soon refer to this upload. Call this before the file is made."""
         self._coming[number] = blob
 
     def drop(self, number: int) -> bool:
-        """Say that no record will refer to an upload. Return whether that is so: one may do already."""
+        """Note that no record will refer to an upload. Return False if a record refers to it already."""
         blob = self._coming.get(number, self)
         if blob is self or (blob is not None and blob.sequence):
             return False
@@ -93,30 +93,32 @@ class Uploads:
             return _allocated(disk, name, nbytes)
         except OSError as error:
             self.refuse(error)
-            with contextlib.suppress(FileNotFoundError):  # another upload has the spare file
+            with contextlib.suppress(FileNotFoundError):  # another upload has taken the spare file
                 if self.is_full:
                     disk.rename(SPARE, name)
                     return _allocated(disk, name, nbytes)
             raise
 
     def refuse(self, error: OSError) -> None:
-        """The disk has refused a part of an upload. A checkpoint may free some of a full one."""
+        """Note that the disk has refused a part of an upload, and tell the keeper. On a full volume, a checkpoint may
+        free some room."""
         self.is_full = self.is_full or is_full(error)
         self.refused()
 
     def remove(self, disk: Disk, number: int) -> None:
-        """Remove the file of an upload that nobody needs. One that is large enough becomes the spare one."""
+        """Remove the file of an upload that is no longer needed. If the file is large enough, it becomes the spare
+        file."""
         name = upload_name(number)
         if self.spare and disk.size_of(name) >= self.spare:
             try:
                 return disk.rename(name, SPARE)
             except OSError as error:
-                if not is_full(error):  # a new name may need a block
+                if not is_full(error):  # on a full volume, the new name may need a block
                     raise
         disk.remove(name)
 
     def recorded(self, after: int = 0) -> dict[int, int]:
-        """Return all uploads that a record behind number ``after`` refers to, with its number."""
+        """Return the uploads to which records after number ``after`` refer: upload's number -> record's number."""
         for number, blob in self._coming.copy().items():
             if blob is not None and blob.sequence:
                 self._recorded[number] = blob.sequence
@@ -124,9 +126,9 @@ class Uploads:
         return {number: record for number, record in self._recorded.copy().items() if record > after}
 
     def needed(self, oldest: int) -> set[int]:
-        """Return the uploads that are open, or that a record behind the ``oldest`` checkpoint refers to. All others
-        may go: nobody asks for them any more."""
-        open_numbers = set(self._coming.copy())  # first: one that is recorded meanwhile is in both
+        """Return the numbers of the uploads that are open, or to which a record after the ``oldest`` checkpoint refers.
+        All other files may be removed."""
+        open_numbers = set(self._coming.copy())  # read first, so that an upload that is recorded meanwhile is not lost
         self._recorded = recorded = self.recorded(oldest)
         return open_numbers.union(recorded)
 
@@ -142,8 +144,8 @@ class StoredUpload(Upload):
         self._disk, self._uploads, self._number = disk, uploads, uploads.next()
         self._name = upload_name(self._number)
         self._crc, self._has_begun = 0, False
-        self._file: list[int] = []  # the descriptor, as soon as there is one
-        # Called once, whoever does it. The next opening removes what a program leaves behind.
+        self._file: list[int] = []  # the descriptor, once the file is open
+        # A finalizer runs only once, whoever calls it. The next opening removes files that a program leaves behind.
         self._ends = weakref.finalize(self, _end, disk, uploads, self._number, self._file)
         self._ends.atexit = False
         uploads.begin(self, task)
@@ -170,7 +172,7 @@ class StoredUpload(Upload):
         with self._naming():
             self._disk.sync(self._file[0])
             self._disk.sync_folder()
-            self._disk.size_of(self._name)  # it is still there
+            self._disk.size_of(self._name)  # raises OSError if the file was removed
             data = self._disk.read_tensor(self._file[0], self._nbytes, 0)
             if raw.crc32c([data.numpy()]) != self._crc:
                 raise OSError(errno.EIO, "other bytes are read than came")
@@ -184,13 +186,13 @@ class StoredUpload(Upload):
 
 
 def _end(disk: Disk, uploads: Uploads, number: int, opened: list[int]) -> bool:
-    """Close an upload's file, and remove it if no record refers to it. Return whether none does."""
+    """Close an upload's file. If no record refers to the file, remove it, and return True."""
     while opened:
         with contextlib.suppress(OSError):
             disk.close(opened.pop())
     is_dropped = uploads.drop(number)
     if is_dropped:
-        with contextlib.suppress(OSError):  # the next checkpoint removes it, or the next opening
+        with contextlib.suppress(OSError):  # the next checkpoint or the next opening removes the file
             uploads.remove(disk, number)
     return is_dropped
 

@@ -1,4 +1,4 @@
-"""Ray's actors on fastagg: they serve the parts of a model, or are leaves of a server."""
+"""Ray actors that serve the parts of a model, or that are leaves of a server."""
 
 from __future__ import annotations
 
@@ -35,23 +35,26 @@ Options = Mapping[str, Any]
 
 
 class Parts:
-    """A model in parts, each in a durable :class:`fastagg.Server` of its own, in an actor of its own.
+    """A model in parts. Each part has a durable :class:`fastagg.Server` in an actor of its own.
 
-    An actor that dies is started again by Ray, goes on from its folder, and is asked again what it had not answered. So
-    an answer counts once: one that had counted before comes back as :class:`fastagg.AlreadyCounted`. Threads may share
-    this object. Ray's tasks and actors may be given it: models then go to and from them, and not through the driver.
+    If an actor dies, Ray starts it again. The actor continues from its folder, and gets the unanswered calls again. An
+    answer still counts only once: the error of a repeated answer is :class:`fastagg.AlreadyCounted`. Threads may share
+    this object. It may be passed to Ray's tasks and actors. Models are then sent to and from these directly, not
+    through the driver.
 
     Args:
         cut: :func:`fastagg.parts` of the model.
-        make: makes the server of a part: ``lambda part: fastagg.FADAS(part, lr=0.01)``. It is sent to the actors.
-        folder: part 2 has ``folder/part-2``, on a disk that all nodes see, or on an actor's own if ``options`` keeps it
-            there. Only a first start begins anew: later an actor that does not find its folder answers nothing.
-        options: Ray's options of all actors, or a function of a part's number.
+        make: makes the server of a part, for example ``lambda part: fastagg.FADAS(part, lr=0.01)``. The function is
+            sent to the actors.
+        folder: the parts' folders are in this folder: part 2 has ``folder/part-2``. It must be on a disk that all nodes
+            see, or on the node of the actor if ``options`` keeps the actor on that node. Only at the first start of a
+            model may a part's folder be missing.
+        options: Ray's options of all actors, or a function that returns the options for a part's number.
         opening: settings of :func:`fastagg.open`, such as ``durability``.
 
     Raises:
-        CheckpointError: some parts' folders are there, and others' are not where their actors are. Busy: somebody else
-            serves them. Other errors: ``make`` or :func:`fastagg.open` refuses.
+        CheckpointError: some actors find the folder of their part, and others do not. Busy: another program serves a
+            part. Other errors: ``make`` or :func:`fastagg.open` refuses.
     """
 
     def __init__(
@@ -80,13 +83,14 @@ class Parts:
             raise
 
     def dispatch(self, client: Client, only: Sequence[int] | None = None) -> dict[int, fastagg.Dispatch]:
-        """Send the current versions of all parts, or of ``only`` these: by part, a task that is on the disk.
+        """Open a task of ``client`` for each part, or for the parts ``only``. Return the tasks by part, when they are
+        on the disk.
 
         ``parts.cut.join(task.params for task in tasks.values())`` is the model.
 
         Raises:
-            RunFailed: an actor is gone for good. Others: those of :meth:`fastagg.Server.dispatch`. Some parts may have
-                a task then, which the same call returns again.
+            RunFailed: Ray cannot start an actor again. Other errors are those of :meth:`fastagg.Server.dispatch`. After
+                an error some parts may have opened a task. The same call then returns that task again.
         """
         numbers = list(range(len(self.cut)) if only is None else only)
         sent = _all(self._actors[number].run.remote(_dispatch, client) for number in numbers)
@@ -102,10 +106,10 @@ class Parts:
         """Take a client's answer to tasks of :meth:`dispatch`.
 
         Args:
-            update: in the form of the model, flat, or a dict of updates by their parts' numbers.
+            update: a flat update, an update in the form of the model, or a dict of updates by part number.
 
         Returns:
-            By part: a copy of the receipt, or the error. :class:`RunFailed`: the actor is gone for good.
+            For each part, a copy of the receipt or the error. :class:`RunFailed`: Ray cannot start the actor again.
 
         Raises:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update is refused, and no part has changed.
@@ -131,13 +135,13 @@ class Parts:
         return self._each(lambda server: server.version)
 
     def parameters(self) -> Any:
-        """The current version of every part, in the form in which the model came."""
+        """Return the model: the current version of every part, in the form of the first model."""
         models = self._each(lambda server: _shared(list(server.current())))
         pairs = zip((part.layout for part in self.cut), map(_state, models), strict=True)
         return self.cut.join(layout.as_given(layout.views(*model)) for layout, model in pairs)
 
     def close(self) -> None:
-        """Write what waits, and end the actors."""
+        """Close the servers, so that all answers are on the disk, and end the actors."""
         try:
             self._each(fastagg.Server.close)
         finally:
@@ -148,7 +152,7 @@ class Parts:
 
 
 class _Part:
-    """The actor of a part. Errors of fastagg are results, which Ray does not wrap."""
+    """The actor of a part. It returns errors of fastagg as results, because Ray would wrap a raised error."""
 
     def __init__(
         self, part: Part, make: Callable[[Part], fastagg.Server], folder: Path, opening: Mapping[str, Any]
@@ -159,11 +163,12 @@ class _Part:
         self._lock = Lock()
 
     def look(self) -> set[str]:
-        """The folders of parts that are seen from this node."""
+        """Return the names of the parts' folders that this node sees."""
         return {path.parent.name for path in self._folder.parent.glob("part-*/checkpoint-*")}
 
     def run(self, work: Callable[..., Any], *arguments: Any, start: Part | None = None) -> Any:
-        """``start``: the model to start from, at the first start. Later what the folder has takes its place."""
+        """Call ``work`` with the server, which is opened first if needed. Return its result or its error of fastagg.
+        ``start``: the part with the first model. If the folder has a state, that is used instead."""
         try:
             with self._lock:
                 self._server = self._server or self._opened(start)
@@ -177,7 +182,7 @@ class _Part:
             raise fastagg.CheckpointError(f"{self._folder}: none on node {where}; the part's past is elsewhere")
         layout, flat = self._part.layout, torch.zeros(self._part.layout.size)
         blank = replace(self._part, arrays=layout.views(flat, *layout.blank(flat.device)))
-        for _ in range(100):  # ten seconds: the process of a killed actor may still have it
+        for _ in range(100):  # ten seconds, because the process of a killed actor may still have the folder open
             with contextlib.suppress(fastagg.Busy):
                 return fastagg.open(self._folder, lambda: self._make(start or blank), **self._opening)
             time.sleep(0.1)
@@ -185,14 +190,14 @@ class _Part:
 
 
 class Leaves:
-    """Actors that are leaves: each has its own clients train, adds up their updates and hands in one sum.
+    """Actors that are leaves. Each leaf trains its own clients, adds their updates, and sends the sum to the root.
 
-    An actor that dies is started again by Ray, and makes its sum again. The root counts it once.
+    If an actor dies, Ray starts it again, and it computes its sum again. The root counts the sum once.
 
     Args:
-        server: the root, with a rule that adds updates up (:meth:`fastagg.Server.receive_partial`).
+        server: the root, with a rule that adds updates (:meth:`fastagg.Server.receive_partial`).
         clients: the clients of each leaf, by the leaf's id.
-        train: ``train(client, task)`` returns an update and its number of samples. It is sent to the actors.
+        train: ``train(client, task)`` returns an update and its number of samples. The function is sent to the actors.
         options: Ray's options of the actors.
     """
 
@@ -202,22 +207,23 @@ class Leaves:
     ) -> None:  # fmt: skip
         self._server, self._working = server, dict[Foreign, tuple[Client, fastagg.Dispatch]]()
         self._counts_clients = answers_per_step(server.direction, server.config()) is not None
-        self._resting: dict[Client, int] = {}  # leaves whose clients are in the step of this version
-        self._stored: tuple[int, Foreign] = -1, None  # the newest version, which all leaves read in Ray's store
+        self._resting: dict[Client, int] = {}  # leaf -> the version whose next step has the leaf's clients already
+        self._stored: tuple[int, Foreign] = -1, None  # the newest version and its model in Ray's store, for all leaves
         settings = {name: getattr(server, name) for name in ("clip_norm", "weighting", "max_samples")}
         actor: Foreign = ray.remote(_Leaf).options(**{**_ACTOR, "max_task_retries": 3, **options})
         whole = Part(server.layout, None, True)
         self._actors = {leaf: actor.remote(whole, settings, [*own], train) for leaf, own in clients.items()}
-        ray.get([leaf.__ray_ready__.remote() for leaf in self._actors.values()])  # or some would be ahead of the others
+        ray.get([leaf.__ray_ready__.remote() for leaf in self._actors.values()])  # all leaves begin at the same time
 
     def sums(self) -> Iterator[tuple[Client, Outcome, dict[Client, fastagg.FastaggError]]]:
-        """Hand in the leaves' sums as they come, without end, and send each leaf the newest version.
+        """Pass the leaves' sums to the root as they come, without end, and send each leaf the newest version.
 
         Yields:
-            The leaf; the root's receipt, or the error that refused the sum; the errors that refused clients' updates.
+            Three items: the leaf, the root's receipt or its error for the sum, and the errors of refused updates by
+            client.
 
         Raises:
-            RunFailed: a leaf is gone for good. What ``train`` raises is raised here.
+            RunFailed: Ray cannot start a leaf again. Errors of ``train`` are raised here, too.
         """
         busy = {leaf for leaf, _ in self._working.values()}
         for leaf in [leaf for leaf in self._actors if leaf not in busy | self._resting.keys()]:
@@ -243,7 +249,7 @@ class Leaves:
                 with contextlib.suppress(fastagg.UnknownClient, fastagg.UnknownVersion):
                     self._server.forget(leaf, task.version)
             if self._counts_clients and isinstance(outcome, fastagg.Receipt):
-                # Its clients are in the step of this version, and would train in vain before the next.
+                # The leaf's clients are in the step of this version. Before the next version they would train in vain.
                 self._resting[leaf] = task.version + outcome.delay
             else:
                 self._send(leaf)
@@ -278,7 +284,7 @@ class _Leaf:
 
 
 def _take_threads() -> None:
-    fastagg.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # Ray says there how many CPUs the actor has
+    fastagg.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # Ray sets it to the actor's number of CPUs
 
 
 def _got(call: Foreign) -> Any:
@@ -301,14 +307,15 @@ def _end(actors: Iterable[Foreign]) -> None:
 
 
 def _shared(update: Any) -> Any:
-    """Return an update in NumPy's arrays, which Ray's store shares between processes. Torch's would be copied."""
+    """Return an update with NumPy arrays, because Ray's store shares them between processes, but copies tensors."""
     if isinstance(update, Mapping):
         return {name: _shared(array) for name, array in update.items()}
     if isinstance(update, list | tuple):
         return [_shared(array) for array in update]
     if not isinstance(update, torch.Tensor):
         return update
-    update = update.detach().cpu().resolve_neg()  # NumPy has no bf16; a view would be sent with all that it views
+    # NumPy has no bf16, so such tensors are sent. They are copied, because a view would be sent with its whole storage.
+    update = update.detach().cpu().resolve_neg()
     return update.clone() if update.dtype is torch.bfloat16 else update.numpy()
 
 
@@ -320,7 +327,7 @@ def _state(model: Sequence[Any]) -> ModelState:
 def _dispatch(server: fastagg.Server, client: Client) -> tuple[Any, ...]:
     task = server.dispatch(client)
     if server.durability == "arrival":
-        server.flush()  # otherwise an actor that dies in the next millisecond would refuse the answer
+        server.flush()  # otherwise, if the actor died before the task is on the disk, the answer would be refused
     return task.version, task.local_steps, task.incarnation, task.id, _shared(task.model)
 
 

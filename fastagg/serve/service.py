@@ -10,8 +10,8 @@ POST /heartbeat/{client}             the client's open tasks
 GET  /metrics                        for Prometheus
 GET  /health, /ready                 whether the process works; whether it would take an update
 
-With ``after=V`` a task, a model or a heartbeat waits up to ``wait=S`` seconds for a version above V. 204: no such version
-came. ``incarnation=`` is the value of the header X-Incarnation that came with V. 410: a restart has lost V.
+With ``after=V`` a task, a model or a heartbeat waits up to ``wait=S`` seconds for a version above V. 204: none came.
+``incarnation=`` is the value of the header X-Incarnation that came with V. 410: a restart has lost V.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flower's rounds with fastagg's arithmetic. Flower's ServerApp, and wrappers, call it from one thread.
+"""Flower's rounds with fastagg's arithmetic. Flower's ServerApp, and wrappers, call the strategy from one thread.
 
 Replies are added as they are read. A step is saved before it is evaluated.
 """
@@ -34,7 +34,7 @@ _IGNORED = {
     "retry_after": "Flower samples each round's nodes anew",
     "evaluate_aside": "a round ends with its evaluation, as in Flower",
 }
-_LARGE = 1_000_000  # parameters, beside which a collection of garbage costs little
+_LARGE = 1_000_000  # from so many parameters on, a collection of garbage costs little in comparison
 _OF_START = ("stop", "best", "on_version", "trackers")  # settings that start() handles
 
 
@@ -45,20 +45,21 @@ class SyncStrategy(Rounds[int], FedAvg):
     The strategy then takes the changed record as the model and keeps the moments.
 
     Args:
-        server: a preset (``fastagg.FedAvg``, ``FedAMS``, ``FedAdam``, ``FedYogi``, ...), with its settings bound by
-            :func:`functools.partial`, from which the server is made with ``initial_arrays``; or a Server.
-            Presets weight clients by ``weighted_by_key``, as Flower does, unless ``weighting`` is bound.
-        lr: ``lr(round)``, the server's learning rate in round 1, 2, ... None: the preset's.
+        server: a Server, or a preset (``fastagg.FedAvg``, ``FedAMS``, ``FedAdam``, ``FedYogi``, ...) with its settings
+            bound by :func:`functools.partial`. A preset makes the server from ``initial_arrays``. It weighs clients by
+            ``weighted_by_key``, as Flower does, unless ``weighting`` is bound.
+        lr: ``lr(round)`` returns the server's learning rate in round 1, 2, ... None: the preset's rate.
         deterministic: add each round's replies in the order of node ids, so that results do not depend on the
             order of arrival. All replies of a round are then in memory at once.
-        checkpoint: file for the server and the history, written after every round. If it exists, the run goes on from
-            it. :func:`fastagg.load` reads it.
+        checkpoint: a file for the server and the history, written after every round. If the file exists, the run
+            continues from it. :func:`fastagg.load` reads the file.
         settings: ``stop``, ``best``, ``on_version``, ``trackers``, ``max_in_a_row``, ``max_seconds``,
             ``evaluate_every`` of :class:`fastagg.integrations.goals.Settings`, and the settings of
             ``flwr.serverapp.strategy.FedAvg``.
 
     Raises:
-        ConfigError: ``server`` is neither, or refuses its settings; a setting is unknown or would have no effect.
+        ConfigError: ``server`` is neither a preset nor a Server, the preset refuses its settings, or a setting is
+            unknown or would have no effect.
     """
 
     _advice = "start from strategy.resumed(initial_arrays)"
@@ -75,10 +76,10 @@ class SyncStrategy(Rounds[int], FedAvg):
         run, flower = split(settings, _IGNORED, SyncStrategy, max_failures=None)
         super().__init__(**flower)
         self._set_up(server, run, checkpoint, lr, deterministic)
-        self._kinds = ["train", "clients", ""]  # of metrics that there will be, if a wrapper runs the rounds
-        self._sent: list[Metadata] = []  # of the round's messages, without what they carry
+        self._kinds = ["train", "clients", ""]  # the kinds of metrics of the run, if a wrapper runs the rounds
+        self._sent: list[Metadata] = []  # the metadata of the round's messages
         self._streaming: StreamedGrid | None = None  # the grid of the round that start() runs
-        self._rounds = 0  # finished
+        self._rounds = 0  # the number of the current or last round
         self._result = Result()
         self._runs = False  # whether start() runs
 
@@ -133,11 +134,11 @@ class SyncStrategy(Rounds[int], FedAvg):
         assert self.session is not None and self.server is not None
         number, result = self._rounds, self._result
         self._streaming = streaming = StreamedGrid(grid, self.server)
-        self._tasks.end()  # of a round that a subclass did not aggregate here
+        self._tasks.end()  # tasks are left if a subclass did not call aggregate_train of this class
         messages = list(self.configure_train(number, result.arrays, train, grid))
         self._sent = [message.metadata for message in messages]
         replies = streaming.send_and_receive(messages, timeout=timeout)
-        result.arrays = ArrayRecord()  # it is sent, and while replies come its memory is theirs
+        result.arrays = ArrayRecord()  # the model has been sent, so its memory is free for replies
         del messages
         trained, metrics = self.aggregate_train(number, replies)
         looked_at = replies.looked_at
@@ -149,7 +150,7 @@ class SyncStrategy(Rounds[int], FedAvg):
         self._adopt(read(arrays))
         if metrics is not None:
             result.train_metrics_clientapp[number] = metrics
-        self._save()  # the step is made; an error of an evaluation must not undo it
+        self._save()  # before the evaluation, so that its errors do not undo the step
         asked = self.configure_evaluate(number, arrays, evaluate, grid)
         evaluated = self.aggregate_evaluate(number, streaming.send_and_receive(asked, timeout=timeout))
         if evaluated is not None:
@@ -172,9 +173,9 @@ class SyncStrategy(Rounds[int], FedAvg):
         self.session.measured(number, result, train, self.server.parameters())
 
     def resumed(self, initial_arrays: ArrayRecord) -> ArrayRecord:
-        """The model to start from: the checkpoint's if there is one, a Server's own, or ``initial_arrays``.
+        """Return the model to start from: the checkpoint's if there is one, a Server's own, or ``initial_arrays``.
 
-        :meth:`start` calls it itself. If a wrapper starts the run, pass the result to the wrapper::
+        :meth:`start` calls this method itself. If a wrapper starts the run, pass the result to the wrapper::
 
             DifferentialPrivacyServerSideFixedClipping(strategy, ...).start(grid, strategy.resumed(arrays))
         """
@@ -198,7 +199,7 @@ class SyncStrategy(Rounds[int], FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample nodes as Flower does, and remember the task of each."""
+        """Sample nodes as Flower does, and remember each node's task."""
         unused = [name for name in _OF_START if getattr(self.run.settings, name) is not None]
         if unused and not self._runs:
             raise ConfigError(f"{', '.join(unused)}: a wrapper runs the rounds, and would ignore it")
@@ -227,7 +228,8 @@ class SyncStrategy(Rounds[int], FedAvg):
             replies, _ = self._check_and_log_replies(replies, is_train=True)
         if self.deterministic:
             replies = sorted(replies, key=lambda message: message.metadata.src_node_id)
-        # An error about a node may come from the SuperLink. Ids are given to messages when they are sent.
+        # The SuperLink may send an error in a node's place, so nodes are found by the ids of messages. A message gets
+        # its id when it is sent.
         asked = {sent.message_id: sent.dst_node_id for sent in self._sent if sent.message_id}
         replies = replies if isinstance(replies, Replies) else Replies(replies, looked_at=True)
         frees = not replies.looked_at
@@ -257,15 +259,15 @@ class SyncStrategy(Rounds[int], FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As Flower does."""
+        """Return messages as Flower does. If a wrapper runs the rounds, first save a new version."""
         server = self._adopt(read(arrays))
-        if not self._runs and server.version != self.run.saved:  # a wrapper may have added noise, which is saved too
+        if not self._runs and server.version != self.run.saved:  # includes a wrapper's noise
             self._rounds = server_round
             self._save()
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def _miss(self, server_round: int, gathering: Gathering[int, Any, Any], asked: Mapping[str, int]) -> None:
-        """Note who did not answer. Those whose replies a subclass has left out did not fail."""
+        """Note the nodes that did not answer as failures, except nodes whose replies a subclass has left out."""
         message_ids = set() if self._streaming is None else self._streaming.heard
         nodes = {node for message_id, node in asked.items() if message_id in message_ids}
         for node in self._tasks.busy:

@@ -1,4 +1,4 @@
-"""Tasks and replies of all strategies, which alone call this: their messages, how a reply is read, clients' metrics."""
+"""The messages of tasks, the reading of replies, and the means of clients' metrics. Only the strategies call this."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from fastagg.server.answers import Answer
 from fastagg.server.dispatch import Dispatch, Receipt
 from fastagg.server.server import Server
 
-log = logging.getLogger("flwr.fastagg")  # under Flower's own logger: shown where its lines are
+log = logging.getLogger("flwr.fastagg")  # a child of Flower's logger, so its lines appear with Flower's
 
-VERSION = "fastagg-version"  # in the one ConfigRecord of a task; may be sent back, in any ConfigRecord
+VERSION = "fastagg-version"  # a key in the ConfigRecord of a task. A reply may have it in any ConfigRecord.
 STEPS = "fastagg-local-steps"  # in the same record, if the rule decides the local steps (AsyncFedED)
-CONTROL = "control"  # the ArrayRecord of FedAC's control variate, there and back
+CONTROL = "control"  # the ArrayRecord of FedAC's control variate, in tasks and replies
 EXTRA = "extra"  # the ArrayRecord of the further arrays that a user's own rule sends and takes
 # The name of the ConfigRecord that is added to each reply before a function averages the metrics. It holds the node's
 # id, and for an update its version and delay.
 WHO = "fastagg"
 _LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # the message's time was over
 POLL = 0.1  # seconds between two checks for replies
-_AT_ONCE = 4  # replies asked for in one call: no more of them are ever in memory,
-_LARGE = 4_000_000  # and one alone of a model of so many parameters, beside which a call costs nothing
+_AT_ONCE = 4  # the most replies that one call asks for, so that no more are in memory at once
+_LARGE = 4_000_000  # from so many parameters on, a call asks for one reply, because its own cost does not matter then
 
-# The user's evaluation on the server, of a version or round and its model.
+# The user's evaluation on the server. Takes the number of a version or round, and its model.
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 class FreedReply(RecordDict):
-    """A reply whose arrays were added and freed. Who asks for them is told why they are not there."""
+    """A reply whose arrays were added and freed. Reading the arrays raises an error that says so."""
 
     def __init__(self, records: Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]) -> None:
         super().__init__({key: record for key, record in records.items() if not isinstance(record, ArrayRecord)})
@@ -55,7 +55,7 @@ class FreedReply(RecordDict):
 
     @property
     def array_records(self) -> TypedDict[str, ArrayRecord]:
-        """As in Flower, but those that the reply had are refused."""
+        """The ArrayRecords, as in Flower. ConfigError: the reply had some, and they were freed."""
         self._refuse(bool(self.__dict__["_freed"]))
         return super().array_records
 
@@ -69,14 +69,15 @@ class FreedReply(RecordDict):
 
 
 def of_kind(records: Mapping[str, object], kind: type[Record]) -> dict[str, Record]:
-    """The records of one kind. (A property of RecordDict, such as ``array_records``, makes a cycle of references, so
-    that only the garbage collector would free the arrays.)"""
+    """Return the records of one kind. RecordDict's own properties, such as ``array_records``, would make a cycle of
+    references, so that only the garbage collector could free the arrays."""
     return {key: record for key, record in records.items() if isinstance(record, kind)}
 
 
 def content(task: Dispatch, arrays: ArrayRecord, stated: Mapping[str, object], keys: tuple[str, str]) -> RecordDict:
-    """A task as a client gets it. One ArrayRecord and one ConfigRecord, as Flower's mods expect; two with FedAC. The
-    ConfigRecord has the user's settings, and the version."""
+    """Return the message's content for a task. As Flower's mods expect, it has one ArrayRecord and one ConfigRecord.
+    With FedAC, or with a user's own rule that sends arrays, there is a second ArrayRecord. The ConfigRecord has the
+    user's settings and the version."""
     record = ConfigRecord({**stated, VERSION: task.version})
     if task.local_steps is not None:
         record[STEPS] = task.local_steps
@@ -91,16 +92,16 @@ def content(task: Dispatch, arrays: ArrayRecord, stated: Mapping[str, object], k
 def answer(server: Server, task: Dispatch, message: Message, samples: str, *, still: bool = True) -> Answer:
     """Read a node's reply.
 
-    It has one ArrayRecord: the trained model, or the kind that ``fastagg-kind`` in a ConfigRecord of the reply names:
-    ``delta``, ``gradient``. If it has a ``fastagg-version``, it must be the task's.
+    The reply must have one ArrayRecord: the trained model. If ``fastagg-kind`` in a ConfigRecord of the reply is
+    ``delta`` or ``gradient``, the ArrayRecord is that. A ``fastagg-version`` in the reply must be the task's version.
 
     Args:
-        samples: key, in a MetricRecord, of the client's number of samples.
-        still: see :class:`fastagg.Answer`. One reply is read twice in less time than Flower copies
-            it, and a second sum would be one more model in memory.
+        samples: the key of the client's number of samples in a MetricRecord.
+        still: see :class:`fastagg.Answer`. Reading a reply twice takes less time than Flower's copy of it, and a second
+            sum would need the memory of another model.
 
     Raises:
-        FastaggError: the reply does not fit. ClientFailure: it is an error.
+        FastaggError: the reply does not fit. ClientFailure: the node sent an error.
     """
     if message.has_error():
         late = "; the node may need longer: raise timeout=" if message.error.code in _LATE else ""
@@ -123,11 +124,11 @@ def answer(server: Server, task: Dispatch, message: Message, samples: str, *, st
 
 
 def noted(reply: RecordDict, node: int, receipt: Receipt | None = None, *, frees: bool = True) -> RecordDict:
-    """A reply for the function that averages metrics, with a ConfigRecord ``fastagg`` that says whose it is:
-    ``node-id``, and of an update ``version``, the one that it made or waits in, and ``delay``.
+    """Return a copy of a reply for the function that averages metrics. It also has a ConfigRecord ``fastagg`` with the
+    ``node-id``. For an update, the record also has the receipt's ``version`` and ``delay``.
 
     Args:
-        frees: whether its arrays need not stay.
+        frees: whether the copy is without the arrays, so that they can be freed.
     """
     label = ConfigRecord({"node-id": node})
     if receipt is not None:
@@ -139,15 +140,16 @@ def noted(reply: RecordDict, node: int, receipt: Receipt | None = None, *, frees
 def averaged(
     average: Callable[[list[RecordDict], str], MetricRecord], replies: list[RecordDict], samples: str
 ) -> MetricRecord | None:
-    """The average of the clients' metrics. A function of the user's is called as Flower does, and its errors end the
-    run. In place of Flower's own, each metric's mean is over those who reported it, by their samples."""
+    """Return the average of the clients' metrics. A user's function is called as Flower does, and its errors end the
+    run. Flower's own function is replaced: each metric's mean is over the clients that reported it, by their samples."""
     if not replies:
         return None
     return _means(replies, samples) if average is aggregate_metricrecords else average(replies, samples)
 
 
 def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
-    """None, with a line in the log, if a metric has no mean: lists of several lengths, or nobody states samples."""
+    """Return the metrics' means. If a metric has no mean (lists of several lengths, or no reply has samples), return
+    None, and log the reason."""
     shares: dict[str, list[tuple[float, Any]]] = {}
     for reply in replies:
         for metrics in of_kind(reply, MetricRecord).values():
@@ -166,9 +168,9 @@ def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
 
 
 def pull(grid: Grid, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
-    """The replies that have arrived, a few at a time."""
+    """Yield the replies that have arrived, a few at a time."""
     ids, at_once = iter(list(message_ids)), 1 if server.layout.size >= _LARGE else _AT_ONCE
     while batch := list(islice(ids, at_once)):
         if messages := list(grid.pull_messages(batch)):
             yield messages
-            del messages  # before more are read
+            del messages  # frees them before more are read

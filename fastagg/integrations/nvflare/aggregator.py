@@ -1,4 +1,4 @@
-"""FLARE's synchronous rounds with fastagg's arithmetic. FLARE calls it, from several threads."""
+"""FLARE's synchronous rounds with fastagg's arithmetic. FLARE calls the aggregator from several threads."""
 
 from __future__ import annotations
 
@@ -36,22 +36,23 @@ from fastagg.storage.pieces import as_tensor
 class Aggregator(ModelAggregator):
     """FedAvg, FedAdam, FedYogi, FedAMS and the other synchronous presets for FLARE's ``FedAvgRecipe(aggregator=...)``.
 
-    Replies are added to one sum, ``at_once`` in one pass over memory. FLARE decides when a round ends; the round uses
-    the replies so far. The class also works in FLARE's ``ScatterAndGather``.
+    Replies are added to one sum, ``at_once`` of them in a pass over memory. FLARE decides when a round ends. The round
+    uses the replies so far. The class also works in FLARE's ``ScatterAndGather``.
 
-    A reply whose names, shapes or types are wrong is refused when it arrives. One that is not finite is refused when it
-    is added; the others that are added with it count.
+    A reply with wrong names, shapes or types is refused when it arrives. A reply that is not finite is refused when it
+    is added. The other replies of the same pass still count.
 
     Args:
         algorithm: a synchronous preset's name.
-        settings: its keyword arguments, as plain data. FLARE sets ``clients_per_round``. Clients weigh as in FLARE, by
-            ``weight_key``, unless ``weighting`` is set.
+        settings: the preset's keyword arguments, as plain data. FLARE sets ``clients_per_round``. Clients are weighed
+            by ``weight_key``, as in FLARE, unless ``weighting`` is set.
         checkpoint: a file on the server for its state (model, moments, version), written after each round. After a
             restart FLARE gets this model, whatever model the job starts from.
-        weight_key: the key of a reply's weight in its ``meta``. A reply without it counts as 1.
-        at_once: replies that are added in one pass. With 1, each is checked and then added where the sum is: one model
-            beside the model and the reply. 4 take a third of the time, and two models, while three replies wait. With a
-            rule that makes its own steps (not one of the synchronous presets) all wait until the round ends.
+        weight_key: the key of a reply's weight in its ``meta``. A reply without this key counts as 1.
+        at_once: the number of replies that are added in one pass. With 1, each reply is checked and then added to the
+            sum in place. Besides the model and the reply, this needs the memory of one model. 4 take a third of the
+            time, and need the memory of two models and of three waiting replies. With a rule that makes its own steps
+            (not one of the synchronous presets) all replies wait until the round ends.
 
     Raises:
         ConfigError: the preset is unknown, or not synchronous.
@@ -76,11 +77,11 @@ class Aggregator(ModelAggregator):
         self._traffic = Traffic(run, None, weight_key, lean=at_once == 1)
         self._metrics = WeightedAggregationHelper()
         self._measured = True  # whether each reply so far has metrics
-        self._named: set[str] = set()  # metrics that are no numbers; the log has them
-        self._round: set[str] = set()  # who was sent its model
+        self._named: set[str] = set()  # metrics that are no numbers, about which the log has a line
+        self._round: set[str] = set()  # the clients that were sent the round's model
         self._number: int | None = None
-        self._resumed = False  # from a checkpoint, and FLARE has not been given a model since
-        self._returned: dict[str, Arrays] | None = None  # what FLARE was given last
+        self._resumed = False  # whether a checkpoint was loaded, and no round has ended since
+        self._returned: dict[str, Arrays] | None = None  # the last model that FLARE got
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Follow FLARE's run. Before a task is sent, remember its client's model. An error ends the job."""
@@ -94,7 +95,7 @@ class Aggregator(ModelAggregator):
             else:
                 shareable = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
                 self.sent(fl_ctx.get_peer_context().get_identity_name(), FLModelUtils.from_shareable(shareable))
-        except FastaggError as error:  # FLARE only logs what an event's handler raises
+        except FastaggError as error:  # FLARE only logs the errors of an event's handler
             self.system_panic(f"fastagg: {error}", fl_ctx)
 
     def begin(self, params: dict[str, Arrays]) -> None:
@@ -108,7 +109,7 @@ class Aggregator(ModelAggregator):
             params.update(self._traffic.model())
 
     def sent(self, client: str, model: FLModel) -> None:
-        """Remember that FLARE sends ``model`` to ``client``. Replies are compared with it.
+        """Remember that FLARE sends ``model`` to ``client``. The client's reply is compared with this model.
 
         Raises:
             FastaggError: the model, a setting or the checkpoint is refused.
@@ -121,12 +122,12 @@ class Aggregator(ModelAggregator):
         self._round.add(client)
 
     def _follow(self, params: dict[str, Arrays]) -> None:
-        """Take FLARE's model as the model, if other code has changed it."""
+        """If other code has changed FLARE's model, use FLARE's model as the server's."""
         traffic = self._traffic
         is_own = self._returned is not None and all(params.get(name) is value for name, value in self._returned.items())
         if is_own or holds(traffic.server, params):
             return
-        if self._resumed:  # FLARE began with another one
+        if self._resumed:  # FLARE began with another model, and must use the checkpoint's
             params.update(traffic.model())
             return
         put(traffic.server, {name: as_tensor(value) for name, value in params.items()})
@@ -139,11 +140,11 @@ class Aggregator(ModelAggregator):
 
         Raises:
             RunFailed: too many replies were refused. FLARE's job ends, too.
-            FastaggError: the reply is refused. It is no error that its task was over (``lease``).
+            FastaggError: the reply is refused. A reply after the end of its task (``lease``) raises no error.
         """
         client = model.meta.get("client_name") or model.meta.get(FLMetaKey.SITE_NAME)
         with self._ending_the_job():
-            # A rule that makes its own steps makes none before all clients of the round have been sent their task.
+            # A rule that makes its own steps must not step before all clients of the round have got their task.
             enough = self.at_once if self._traffic.server.direction.synchronous else math.inf
             outcome: Outcome | None = self._traffic.hold(client, model)
             if outcome is None and len(self._traffic.held) >= enough:
@@ -152,7 +153,7 @@ class Aggregator(ModelAggregator):
                 raise outcome
 
     def _add(self) -> dict[str, Outcome]:
-        """Add the replies that wait. Return what became of each, by client."""
+        """Add the waiting replies. Return each reply's receipt or error, by client."""
         added = self._traffic.add()
         for client, answer, metrics, outcome in added:
             if isinstance(outcome, FastaggError):
@@ -167,8 +168,8 @@ class Aggregator(ModelAggregator):
         """End the round and return the whole new global model.
 
         Raises:
-            RunFailed: too many replies were refused, or every client of this round was, too often. FLARE's job ends,
-                too.
+            RunFailed: too many replies were refused, or every client of this round was refused too often. FLARE's job
+                ends, too.
         """
         traffic = self._traffic
         with self._ending_the_job():
@@ -176,13 +177,13 @@ class Aggregator(ModelAggregator):
             if traffic.session.close_round():
                 traffic.session.stepped()
         traffic.session.settle()
-        traffic.session.end_window(1)  # it holds a version
+        traffic.session.end_window(1)  # all metrics of a round are of one version
         traffic.forget()
         traffic.run.save()
         with self._ending_the_job():
             traffic.session.failures.check(self._round)
         self._round.clear()
-        # As in FLARE: a round in which one client measured nothing has no metrics, rather than those of the others.
+        # As in FLARE, a round has no metrics if a single reply has none.
         metrics = self._metrics.get_result() or None if self._measured else None
         self.reset_stats()
         self._returned, self._resumed = traffic.model(), False
@@ -193,18 +194,18 @@ class Aggregator(ModelAggregator):
         self._metrics, self._measured = WeightedAggregationHelper(), True
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """For ScatterAndGather: take a reply, and return whether it was accepted."""
+        """Take a reply for ScatterAndGather. Return whether it was accepted."""
         try:
             return super().accept(shareable, fl_ctx)
         except FastaggError:
-            return False  # the log has it
+            return False  # the log has the error
 
     @contextmanager
     def _ending_the_job(self) -> Iterator[None]:
         try:
             yield
         except RunFailed as error:
-            if self.fl_ctx is not None:  # FLARE only logs what an aggregator raises
+            if self.fl_ctx is not None:  # FLARE only logs an aggregator's errors
                 self.system_panic(f"fastagg: {error}", self.fl_ctx)
             raise
 

@@ -1,6 +1,6 @@
 """A server behind FLARE's messages: the common part of all FLARE adapters, and of a controller of your own.
 
-Its methods may be called from any thread. A reply counts once, or is refused and changes nothing.
+Methods of :class:`Traffic` may be called from any thread. A reply counts once, or is refused and changes nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from fastagg.server.server import Outcome
 from fastagg.storage import memory
 from fastagg.storage.pieces import as_tensor
 
-PREFIX = "fastagg_"  # of what a reply's meta says: fastagg_kind is "gradient" where the rule takes those (ACE, ASGD)
-EXTRA = "fastagg_extra"  # meta of tasks and replies: what a rule of the user's own sends and takes besides, by name
-LOCAL_STEPS = "fastagg_local_steps"  # meta of a task, where the rule decides that (AsyncFedED)
+PREFIX = "fastagg_"  # of keys in a reply's meta: fastagg_kind is "gradient" if the rule takes gradients (ACE, ASGD)
+EXTRA = "fastagg_extra"  # a key in the meta of tasks and replies: the further arrays of a user's own rule, by name
+LOCAL_STEPS = "fastagg_local_steps"  # a key in the meta of tasks, if the rule decides the local steps (AsyncFedED)
 
 
 def _app(context: FLContext | None) -> App:
@@ -54,16 +54,16 @@ def _app(context: FLContext | None) -> App:
 
 
 class Traffic:
-    """A fastagg server behind FLARE's messages: it sends and receives FLModels. ``held``: replies to be added.
+    """A fastagg server that sends and receives FLModels. ``held``: replies that were checked, but not yet added.
 
     Args:
         run: the run's rule, settings and files.
         clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
         evaluate: ``evaluate(version, model)`` on the server, for the run's metrics.
-        versions: the run ends with this version.
-        lean: add each reply where the sum is, after a pass that checks it. That saves the memory of a second sum, and
-            reads a reply twice.
+        versions: the run ends with this version. None: the caller ends the run.
+        lean: check each reply in a first pass, and add it to the sum in place. That saves the memory of a second sum,
+            but reads each reply twice.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Traffic:
         self.session: Session
         self.book: Book[tuple[str, int], str]  # by client and round
         self.held: list[tuple[OpenTask[str], Answer, Metrics]] = []
-        self._logged: set[tuple[str, str]] = set()  # client, and what the log says of it once
+        self._logged: set[tuple[str, str]] = set()  # clients and messages that the log already has
         self._lock = threading.RLock()
 
     def start(self, params: dict[str, Arrays], context: FLContext | None = None) -> bool:
@@ -95,7 +95,7 @@ class Traffic:
             self.run.place(_app(context))
             resumes = self.run.file is not None and self.run.file.exists()
             self.run.begin(params, self._evaluate, ("clients",))
-            # The sum so far and the next one: replies come one by one, and are checked and added in one pass with both.
+            # Room for the sum so far and for the next sum. Only with `lean` is a reply added to the sum in place.
             memory.reserve(self.run.server.layout.size, 1 if self.lean else 2)
             self.session = session = self.run.session
             self.book = session.book = Book(self.run.server)
@@ -105,7 +105,7 @@ class Traffic:
             return resumes
 
     def send(self, client: str, number: int | None = None, timeout: float = math.inf) -> FLModel:
-        """The next task of ``client``. Its number is ``number``, by default the server's version."""
+        """Return the next task of ``client``. ``number``: the task's number. None: the server's version."""
         with self._lock:
             task = self.server.dispatch(number_of(self.server, client, self.clients, "clients"))
             number = task.version if number is None else number
@@ -123,7 +123,8 @@ class Traffic:
         return FLModel(ParamsType.FULL, dict(task.views), meta=meta, **rounds)
 
     def take(self, client: str, reply: FLModel) -> Outcome:
-        """Take a reply. Return its receipt, or the error that refused it: it has changed nothing, and the log says why.
+        """Take a reply. Return its receipt, or the error of a refused reply. A refused reply changes nothing, and the
+        log has the error.
 
         Raises:
             RunFailed: too many replies were refused.
@@ -132,10 +133,10 @@ class Traffic:
             return self.hold(client, reply) or self.add()[-1][3]
 
     def hold(self, client: str, reply: FLModel) -> FastaggError | None:
-        """Check all of a reply but the numbers of its parameters, and keep it for :meth:`add`.
+        """Check a reply, except the numbers of its parameters, and keep it for :meth:`add`.
 
         Returns:
-            The error that refused it; None if it is kept.
+            The error of a refused reply. None: the reply is kept.
 
         Raises:
             RunFailed: too many replies were refused.
@@ -155,10 +156,10 @@ class Traffic:
             return None
 
     def add(self) -> list[tuple[str, Answer, Metrics, Outcome]]:
-        """Add the replies that are kept, in one pass. One that is refused changes nothing, and the log says why.
+        """Add the kept replies in one pass. A refused reply changes nothing, and the log has the error.
 
         Returns:
-            For each its client, itself, its metrics, and what became of it.
+            For each reply: its client, its answer, its metrics, and its receipt or error.
 
         Raises:
             RunFailed: too many replies were refused.
@@ -169,7 +170,7 @@ class Traffic:
                 outcomes = self.session.take(held)
             except RunFailed:
                 raise
-            except BaseException:  # they go with the next ones; what the sum has is refused then
+            except BaseException:  # the next call adds the replies again; those that have counted are refused then
                 self.held = held
                 raise
             if any(isinstance(outcome, Receipt) and outcome.applied for outcome in outcomes):
@@ -182,7 +183,7 @@ class Traffic:
         return self.session.over is not None or (self.versions is not None and self.server.version >= self.versions)
 
     def is_over(self, clients: Iterable[str]) -> bool:
-        """Whether the run has ended, with these ``clients`` present.
+        """Whether the run has ended. ``clients``: the clients that are connected.
 
         Raises:
             RunFailed: the run cannot continue.
@@ -197,7 +198,7 @@ class Traffic:
             return self.is_done()
 
     def end(self) -> None:
-        """End the run, and save everything. Open tasks stay in the book, but their answers do not count any more."""
+        """End the run, and save its state. Open tasks stay in the book, but their answers do not count any more."""
         with self._lock:
             for client, number in self.book.keys_of():
                 self.run.log(f"fastagg: client {client}: task {number} was still out; its answer will not count")
@@ -210,8 +211,8 @@ class Traffic:
             self.session.close()
 
     def forget(self, client: str | None = None) -> int:
-        """End the open tasks of ``client``, or of all clients. Their answers do not count, and the log says so. Return
-        their number."""
+        """End the open tasks of ``client``, or of all clients. Their answers do not count any more, and the log says
+        so. Return how many tasks were ended."""
         with self._lock:
             keys = self.book.keys_of(client)
             self.book.end(keys)
@@ -220,13 +221,13 @@ class Traffic:
             return len(keys)
 
     def model(self) -> dict[str, Arrays]:
-        """The current model, in arrays that never change."""
+        """Return the current model. Its arrays never change."""
         return dict(self.server.parameters())
 
     def _read(self, client: str, task: Dispatch, reply: FLModel) -> Answer:
         is_model = bool(reply.params_type == ParamsType.FULL)
         kind, arrays = "model" if is_model else "difference", reply.params
-        if reply.meta.get(f"{PREFIX}kind", kind) == kind:  # else a gradient, or what receive() takes
+        if reply.meta.get(f"{PREFIX}kind", kind) == kind:  # otherwise the reply has another form, such as a gradient
             arrays, missing = _completed(arrays, task.views, is_model, self.server.layout)
             if missing:
                 what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
@@ -237,7 +238,7 @@ class Traffic:
         )._replace(still=self.lean)  # fmt: skip
 
     def _weight(self, client: str, reply: FLModel) -> float | None:
-        """The weight of a reply. Without a weight it is 1, as in FLARE's FedAvg."""
+        """Return the weight of a reply. A reply without a weight counts as 1, as in FLARE's FedAvg."""
         weight = reply.meta.get(self.weight_key)
         if weight is None and self.server.weighting == "samples":
             self._once(client, f"its replies have no {self.weight_key}: each counts as 1")
@@ -253,17 +254,17 @@ class Traffic:
 def _completed(
     arrays: object, sent: Mapping[str, Arrays], is_model: bool, layout: Layout
 ) -> tuple[dict[str, Arrays], list[str]]:
-    """Complete a reply: one array for each of the model's arrays, in types that the server reads.
+    """Complete a reply, so that it has all arrays of the model, in types that the server reads.
 
-    FLARE's ``ExcludeVars`` removes arrays from a reply; these count as unchanged. FLARE's privacy filters compute in
-    float64 and turn counters into floats; these get the model's types again. Unknown names stay in the reply, and the
-    server refuses them.
+    FLARE's ``ExcludeVars`` removes arrays from a reply. Removed arrays count as unchanged. FLARE's privacy filters
+    compute in float64 and turn counters into floats. Such arrays get the model's types again. Arrays with unknown names
+    stay in the reply, and the server refuses them.
 
     Args:
         arrays: the reply's ``params``.
-        sent: the model as it went out to this client.
+        sent: the model that was sent to this client.
         is_model: True for a trained model, False for a difference from ``sent``.
-        layout: the server's.
+        layout: the server's layout.
 
     Returns:
         The arrays, and the names of those that were missing.
@@ -280,7 +281,7 @@ def _completed(
 
 
 def _loaded(value: Arrays) -> Arrays:
-    """An array that FLARE has put on the disk (``enable_tensor_disk_offload``), or the array itself."""
+    """Return an array. If FLARE has put it on the disk (``enable_tensor_disk_offload``), load it first."""
     load = getattr(value, "materialize", None)
     return load() if callable(load) else value
 

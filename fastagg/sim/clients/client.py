@@ -1,4 +1,4 @@
-"""Local training: what a client does with the model it was sent, in real SGD steps."""
+"""Local training: a client trains the model that it was sent, in real SGD steps."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from fastagg.sim.seeds import permutations, seeded, words
 Update = dict[str, torch.Tensor] | ModelState
 # Takes a batch's outputs and labels. Returns the mean loss as a tensor on which `backward()` can be called.
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Takes the outputs and labels of a whole set; a larger number is better.
+# Takes the outputs and labels of a whole test set. Returns a number. Larger is better.
 Metric = Callable[[torch.Tensor, torch.Tensor], float]
 
 
 def places(work: Client, size: int, local_steps: int | None, seed: int, *key: int) -> tuple[torch.Tensor, list[int]]:
-    """Return the places of all mini-batches' samples among a client's ``size``, and each batch's length.
+    """Return the indices of the samples of all mini-batches, one batch after the other, and each batch's length. The
+    client has ``size`` samples.
 
     Every epoch has its own order, drawn from (seed, key).
     """
@@ -43,15 +44,15 @@ def build_optimizer(work: Client, module: nn.Module) -> torch.optim.Optimizer:
 
 
 class Turn:
-    """One dispatch of a client, for those that train it.
+    """One dispatch of a client, for functions that train the client.
 
     Attributes:
-        client, number: who, and how often it was sent a model before.
-        version: the server's when it sent this one.
+        client, number: the client, and how often it was sent a model before.
+        version: the version of the model that was sent.
         lr: the recipe's local learning rate, after its decay.
         sent: the weights that were sent, by name. Do not write to them.
         control: the server's control variate (FedAC), else None.
-        extra: what a rule of your own sent besides the model.
+        extra: the further arrays that a user's own rule sent, by name.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Turn:
         self._loss: Loss = cross_entropy if loss is None else loss
 
     def batches(self, data: Samples, steps: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the mini-batches of the recipe's epochs or steps, or of ``steps``. Another call draws others."""
+        """Yield ``steps`` mini-batches. None: as many as the server or the recipe says. Each call draws new batches."""
         key = (self.client, self.number, self._passes) if self._passes else (self.client, self.number)
         self._passes += 1
         steps = self._task.local_steps if steps is None else steps
@@ -73,7 +74,7 @@ class Turn:
         return batches(data, index.split(lengths), self._seed, self.client, self.number)
 
     def loss(self, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of a batch, with its graph."""
+        """Return the mean loss of a batch as a tensor on which ``backward()`` can be called."""
         return self._loss(model(x), y)
 
     def descend(
@@ -83,7 +84,7 @@ class Turn:
         extra: Callable[[nn.Module], object] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Take the recipe's local steps. ``extra(model)`` is called before each, and may change ``.grad``."""
+        """Make the recipe's local steps. ``extra(model)`` is called before each step, and may change ``.grad``."""
         optimizer = build_optimizer(self._work, model) if optimizer is None else optimizer
         for group in optimizer.param_groups:
             group["lr"] = self.lr
@@ -108,18 +109,18 @@ class Turn:
 class LocalTrainer:
     """Trains every client of a run on one shared module.
 
-    The batches of a dispatch, and what its layers draw (dropout), come from (seed, client, number) alone, so the order
-    in which clients are trained does not change any result.
+    The batches of a dispatch, and random draws of layers (dropout), depend on (seed, client, number) alone. So the
+    order in which clients are trained does not change any result.
     """
 
     def __init__(self, module: nn.Module, work: Client, seed: int, loss: Loss | None = None) -> None:
         self._module, self._work, self._seed, self._loss = module, work, seed, loss
         self._optimizer = build_optimizer(work, module)
-        self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}  # which draw, too
+        self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}  # have generators of their own
 
     @contextmanager
     def turn(self, task: Dispatch, client: int, number: int) -> Iterator[Turn]:
-        """Give the module the weights sent, and its draws, for this dispatch."""
+        """Load the weights that were sent into the module, and seed the draws of its layers, for this dispatch."""
         turn = Turn(task, client, number, self._work, self._seed, self._loss)
         self._module.load_state_dict(turn.sent)
         self._module.train()
@@ -128,7 +129,7 @@ class LocalTrainer:
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         """Train from ``task.views`` on ``samples`` and return the update in the form ``Server.receive`` takes."""
-        # Momentum belongs to one dispatch: the next client starts without the last one's.
+        # Momentum belongs to one dispatch, so each client starts without it.
         self._optimizer.state.clear()
         with self.turn(task, client, number) as turn:
             turn.descend(self._module, samples, optimizer=self._optimizer)
@@ -137,7 +138,7 @@ class LocalTrainer:
     def gradient(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         """Return the mini-batch gradient at ``task.views`` (weight decay included), and the buffers of that pass.
 
-        It is what one step of ``train`` from there divides by ``-lr``, without the rounding of the two models.
+        The gradient is the update of one step of ``train``, divided by ``-lr``, without the rounding of the two models.
         """
         module = self._module
         module.zero_grad(set_to_none=True)
@@ -154,7 +155,8 @@ class LocalTrainer:
 
 
 def with_flat(update: Update, names: Sequence[str], change: Callable[[torch.Tensor], torch.Tensor]) -> Update:
-    """Return an update after a ``change`` of its vector, which in the form by name joins the arrays of ``names``."""
+    """Return an update after a ``change`` of its vector. If the update is a dict, the vector joins the arrays of
+    ``names``."""
     if isinstance(update, ModelState):
         return update._replace(flat=change(update.flat))
     arrays = [update[name] for name in names]
@@ -164,14 +166,14 @@ def with_flat(update: Update, names: Sequence[str], change: Callable[[torch.Tens
 
 
 class DifferenceSender:
-    """What the clients of ACE with client caches send: their gradient's change since the last one they sent."""
+    """Makes the updates of clients with caches in ACE: the change of a client's gradient since its last update."""
 
     def __init__(self, parameters: Iterable[str]) -> None:
         self._names = list(parameters)
         self._clients: defaultdict[int, GradientDifference] = defaultdict(GradientDifference)
 
     def difference(self, client: int, update: Update) -> Update:
-        """Return ``update`` with gradients replaced by their change; buffers stay as they are."""
+        """Return ``update`` with the gradients replaced by their change. Buffers stay as they are."""
         return with_flat(update, self._names, self._clients[client].difference)
 
     def state_dict(self) -> dict[int, State]:
@@ -184,7 +186,8 @@ class DifferenceSender:
 
 
 def cross_entropy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The mean over labels. Outputs are [batch, classes], or [batch, length, classes] if every token has a label."""
+    """Return the mean over all labels. ``outputs`` are [batch, classes], or [batch, length, classes] if every token has
+    a label."""
     return nn.functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
 
 
@@ -195,10 +198,10 @@ def rated(
     loss: Loss | None = None,
     metric: Metric | None = None,
 ) -> tuple[float, float]:
-    """Return accuracy (0..1) and mean cross-entropy of ``model``, a module or another function, over ``test``.
+    """Return the accuracy (0..1) and the mean cross-entropy of ``model``, a module or another function, over ``test``.
 
-    ``score`` says them of a module instead, where the data has one. ``metric`` replaces the accuracy, ``loss`` the
-    cross-entropy.
+    If the data has a ``score`` function, it computes both numbers of a module. ``metric`` replaces the accuracy, and
+    ``loss`` the cross-entropy. ``score`` is not used then.
     """
     correct, total, outputs = 0, 0.0, []
     with torch.inference_mode():

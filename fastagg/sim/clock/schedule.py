@@ -2,11 +2,11 @@
 
 A schedule gives the loop one ``Job`` at a time:
 
-    schedule.start()          the first dispatches
-    schedule.next_time()      when the next update arrives (changes nothing)
-    schedule.in_flight()      the jobs whose updates will arrive later, as far as they are known
+    schedule.start()          makes the first dispatches
+    schedule.next_time()      the time at which the next update arrives (changes nothing)
+    schedule.in_flight()      the known jobs whose updates will arrive later
     job = schedule.next()     the update that arrives now; ``schedule.now`` is the virtual time
-    schedule.arrived(job)     after server.receive: the dispatches that follow from it
+    schedule.arrived(job)     after server.receive: makes the dispatches that follow
 
     schedule.drop(clients)    these clients never answer again, not even the tasks that they are training
 
@@ -39,17 +39,18 @@ if TYPE_CHECKING:
     from fastagg.server.server import Server
 
 
-MOST_WAITS = 10_000  # of a round for clients that are available at once
+MOST_WAITS = 10_000  # the most times that a round's start is moved until enough clients are available at once
 
-# How many local steps a client takes for its task.
+# Takes a client and its task. Returns how many local steps the client makes.
 LocalSteps = Callable[[int, Dispatch], int]
-# The bytes of a job's model and of its update.
+# Takes a job. Returns the bytes of its model and of its update.
 SentBytes = Callable[["Job"], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One dispatch: ``number`` counts the dispatches of ``client`` from 0 (it keys the client's random draws)."""
+    """One dispatch. ``number`` counts the dispatches of ``client`` from 0, and is a key of the client's random
+    draws."""
 
     client: int
     number: int
@@ -64,9 +65,9 @@ class Job:
 
 
 class VirtualClock:
-    """Jobs ordered by virtual time. Those with the same time come out in the order in which they were scheduled.
+    """Jobs ordered by virtual time. Jobs with the same time come in the order in which they were scheduled.
 
-    ``now`` is the time of the last job taken out, 0.0 at the start. Its unit is the delay model's.
+    ``now`` is the time of the last job that was taken out, 0.0 at the start. Its unit is that of the delay law.
     """
 
     def __init__(self) -> None:
@@ -79,8 +80,8 @@ class VirtualClock:
         return len(self._heap)
 
     def schedule(self, delay: float, job: Job) -> float:
-        """Schedule ``job`` to happen ``delay`` from now and return the time. ValueError if the delay is negative or
-        NaN."""
+        """Schedule ``job`` at ``delay`` from now, and return that time. ValueError: the delay is negative or not
+        finite."""
         if not (delay >= 0.0 and math.isfinite(delay)):
             raise ValueError(f"a delay must be finite and at least 0, got {delay}")
         due = self.now + delay
@@ -98,11 +99,11 @@ class VirtualClock:
         return self._heap[0][0]
 
     def in_flight(self) -> list[Job]:
-        return [job for _, _, job in sorted(self._heap)]  # by time, then by their running number
+        return [job for _, _, job in sorted(self._heap)]  # sorted by time, then by running number
 
 
 class TaskClock(VirtualClock):
-    """What schedules in virtual time have in common: tasks are sent, and take as long as ``delays`` say."""
+    """Base of the schedules in virtual time. Tasks take as long as ``delays`` say."""
 
     def __init__(
         self, server: Server, delays: Times, steps: LocalSteps, sent: SentBytes, format: Download | None,
@@ -115,8 +116,8 @@ class TaskClock(VirtualClock):
         self._dispatches: Counter[int] = Counter()
 
     def _send(self, client: int, time: float) -> tuple[float, Job]:
-        """Send ``client`` the model at this time. Return how long it will take, and its job. A rule of a user's own may
-        send how many local steps it takes."""
+        """Send ``client`` the model at this time. Return how long the task will take, and its job. A user's own rule
+        may decide the number of local steps."""
         self._history.send(client, time)
         number = self._dispatches[client]
         self._dispatches[client] += 1
@@ -143,11 +144,11 @@ class TaskClock(VirtualClock):
 
 
 class TimedSchedule(TaskClock):
-    """Clients take virtual time. The delay model tells how long, and the participation rule tells who is next.
+    """An asynchronous run. The delay law tells how long a task takes, and the participation rule which client is next.
 
     With ``at_flush`` the model is sent only when its version changes, to as many clients as have arrived since the last
-    change. Without it, a client that gets the model at once works on a version that is older by one, unless its arrival
-    flushed the buffer. So delays are larger by one without ``at_flush``.
+    change. Without ``at_flush`` a client gets the model at once, which is older by one version unless the client's
+    update completed the step. So delays are then larger by one.
     """
 
     def __init__(
@@ -159,9 +160,9 @@ class TimedSchedule(TaskClock):
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
         self._participation = participation
-        # After so many answers that wait for their step a client is sent nothing before that.
+        # A client with this many answers in the current step is sent nothing before the step.
         self._most = answers_per_step(server.direction, server.config()) or math.inf
-        self._waiting = Counter[int]()  # answers of each client that wait
+        self._waiting = Counter[int]()  # each client's number of answers in the current step
 
     def start(self) -> None:
         self._send_all()
@@ -186,7 +187,7 @@ class TimedSchedule(TaskClock):
         self._heap = [entry for entry in self._heap if entry[2].client not in clients]
         heapq.heapify(self._heap)
         for job in lost:
-            self._server.forget(job.client, job.task.version)  # nobody will answer it, so the server need not keep it
+            self._server.forget(job.client, job.task.version)  # it will not be answered, so the server need not keep it
         self._participation.drop(clients, len(lost))
         self._send_all()
 
@@ -204,7 +205,8 @@ class TimedSchedule(TaskClock):
         self._participation.load_state_dict(state["participation"])
 
     def _send_all(self) -> None:
-        """Send the model to all that get it before the next update arrives. Until then it is the same."""
+        """Send the model to all clients that get it before the next update arrives. The model is the same until
+        then."""
         now = self.now
         while self._participation.room:
             now = self._participation.soonest(now)
@@ -219,11 +221,11 @@ class TimedSchedule(TaskClock):
 
 
 class RoundSchedule(TaskClock):
-    """Synchronous rounds of ``per_round`` clients, drawn by ``rule``. All are received when the slowest is done.
+    """Synchronous rounds of ``per_round`` clients, drawn by ``rule``. All updates arrive when the slowest client is
+    done.
 
-    The next round starts at that moment, or when so many clients are available. Clients are drawn from (seed, round),
-    and durations as elsewhere from (seed, client, number). So virtual times can be compared with those of an
-    asynchronous run.
+    The next round starts at that moment, or when ``per_round`` clients are available. Clients are drawn from (seed,
+    round). Durations are drawn from (seed, client, number), as in asynchronous runs, so virtual times can be compared.
     """
 
     def __init__(
@@ -258,7 +260,7 @@ class RoundSchedule(TaskClock):
         raise ConfigError(f"after the virtual time {self.now:g} {self._per_round} clients are never available at once")
 
     def _drawn(self, here: list[int], now: float) -> list[int]:
-        if type(self._rule) is UniformSampling:  # one order for each round
+        if type(self._rule) is UniformSampling:  # the first clients in an order that is drawn for each round
             order = generator(self._seed, "round", self._rounds).permutation(self._clients)
             return [client for client in map(int, order) if client not in self._gone][: self._per_round]
         ready = [client for client in here if self._rule.opens(client, now) <= now]
@@ -270,7 +272,7 @@ class RoundSchedule(TaskClock):
             self.start()
 
     def drop(self, clients: Collection[int]) -> None:
-        self._gone = set(clients)  # a round that has begun is finished, because the server would otherwise wait forever
+        self._gone = set(clients)  # the current round still has them, because the server would otherwise wait forever
 
     def state_dict(self) -> State:
         return super().state_dict() | {"rounds": self._rounds, "gone": sorted(self._gone)}

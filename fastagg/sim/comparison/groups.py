@@ -1,10 +1,10 @@
 """Groups of runs that differ only in their seed: means and deviations over seeds, and differences of methods.
 
-Runs with the same seed have the same clients, delays, batches and arrivals. So everything that is said about chance is
-a paired t-test, at LEVEL, of the differences between such runs.
+Runs with the same seed have the same clients, delays, batches and arrivals. So all tests are paired t-tests, at LEVEL,
+of the differences between such runs.
 
-A run without a number counts, too. One that never reaches its target is compared up to the moment where the first such
-run ended (the difference is that of restricted means). A diverged run has the worst accuracy, 0.
+A run without a number counts, too. If some runs never reach their target, all times are cut at the end of the first
+such run (the difference is that of restricted means). A diverged run has the worst accuracy, 0.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from fastagg._types import Plain
 from fastagg.sim.recipes.tables import ACCURACY, SETTING, Cell, Choice
 from fastagg.sim.runs.result import Result
 
-LEVEL = 0.05  # how often a test of equal methods says that they differ
-ENDS = {"time_to_target": "virtual_time", "uploads_to_target": "uploads"}  # how far a run came that never got there
+LEVEL = 0.05  # the probability that a test of equal methods says that they differ
+# A measure -> the number of summary.json that tells how far a run came that never reached its target.
+ENDS = {"time_to_target": "virtual_time", "uploads_to_target": "uploads"}
 
 
 @dataclass(frozen=True)
 class Group:
     """One line of a table: a method in one setting, with one result per seed.
 
-    ``name`` is the recipe's name. ``choice`` is the setting: keys and values. ``measure``: what the table is about.
+    ``name`` is the recipe's name. ``choice``: the setting's keys and values. ``measure``: the number that is compared.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Group:
 
     @property
     def states(self) -> str:
-        """How many seeds did not finish, and why, in brackets; "" if all did."""
+        """How many seeds did not finish, and why, in brackets. Empty: all seeds finished."""
         counts = Counter(r.summary["stopped"] for r in self.results if r.summary["stopped"] != "finished")
         parts = [state if count == len(self.results) == 1 else f"{count} {state}" for state, count in counts.items()]
         return f" ({', '.join(parts)})" if parts else ""
@@ -60,13 +61,13 @@ class Group:
 
     @property
     def summaries(self) -> dict[int, Plain]:
-        """What summary.json says, by seed."""
+        """The contents of summary.json, by seed."""
         return {result.config.seed: result.summary for result in self.results}
 
     def over(self, key: str, scale: float = 1.0) -> Spread:
-        """Return mean and deviation over seeds of a number of summary.json.
+        """Return the mean and the deviation over seeds of a number of summary.json.
 
-        Where only some seeds reach the target, the others count as long as they ran: the mean is a lower bound.
+        If only some seeds reach the target, the others count with the end of their run. The mean is then a lower bound.
         """
         numbers = [(result.summary.get(key), result.summary.get(ENDS.get(key, key))) for result in self.results]
         missing = sum(value is None for value, _ in numbers)
@@ -82,8 +83,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and sample deviation (n - 1; None for fewer than two) of ``count`` seeds. ``missing`` seeds had no value;
-    with ``least`` the mean is a lower bound."""
+    """The mean and the sample deviation (n - 1) of ``count`` seeds. With fewer than two seeds there is no deviation.
+    ``missing``: how many seeds had no value. ``least``: the mean is a lower bound."""
 
     mean: float | None
     deviation: float | None = None
@@ -97,8 +98,8 @@ class Spread:
 
 
 def grouped(runs: Sequence[tuple[Cell, Result | None]]) -> list[Group]:
-    """Group the seeds of each method and grid point, in the order in which they first occur. A run without a result is
-    left out, but its group is there."""
+    """Group the seeds of each method and grid point. Groups are in the order of their first runs. A run without a
+    result is left out, but its group is returned."""
     cells: dict[tuple[str, str], list[tuple[Cell, Result | None]]] = {}
     for cell, result in runs:
         cells.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
@@ -123,13 +124,14 @@ def by_setting(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def choice_keys(choices: Iterable[Choice]) -> dict[str, str]:
-    """Return all keys of ``choices`` with their short names: the last part, or the whole key if two share that part."""
+    """Return all keys of ``choices`` with their short names. A short name is the key's last part. If two keys share
+    that part, it is the whole key."""
     shorts = {key: key.rpartition(".")[2] for choice in choices for key, _ in choice}
     return {key: short if list(shorts.values()).count(short) == 1 else key for key, short in shorts.items()}
 
 
 def setting_text(choice: Choice, part: Choice | None = None) -> str:
-    """Return ``choice``, or its ``part``, in words."""
+    """Return ``choice``, or a ``part`` of it, in words."""
     keys = choice_keys([choice])
     return ", ".join(
         str(value) if key == SETTING else f"{keys[key]} {value}" for key, value in (choice if part is None else part)
@@ -137,15 +139,16 @@ def setting_text(choice: Choice, part: Choice | None = None) -> str:
 
 
 def name_of(groups: Sequence[Group], baseline: str | None) -> str | None:
-    """Return the method of ``baseline``, which may be given as a recipe's name."""
+    """Return the name of the method ``baseline``, which may also be a recipe's name. None: no group has it."""
     return next((group.method for group in groups if baseline in (group.method, group.name)), None)
 
 
 def speedups(groups: Sequence[Group], baseline: str | None) -> list[float | None]:
     """Return how many times sooner than ``baseline`` (a method, or a recipe's name) each group reaches the target.
 
-    This is the geometric mean over seeds of the baseline's virtual time divided by the group's, at the same grid point:
-    the number that is tested. It is None if one of the two missed the target with some seed, or if their units differ.
+    The number is the geometric mean over seeds of the baseline's virtual time divided by the group's, at the same grid
+    point. The tests are about this number, too. None: the baseline or the group missed the target with some seed, or
+    their units of time differ.
     """
     bases = {repr(group.choice): group for group in reversed(groups) if baseline in (group.method, group.name)}
     ratios: list[float | None] = []
@@ -159,7 +162,7 @@ def speedups(groups: Sequence[Group], baseline: str | None) -> list[float | None
 
 
 def goal(groups: Sequence[Group]) -> float | None:
-    """Return the runs' target, if all have the same."""
+    """Return the runs' target. None: the runs have different targets."""
     targets = {result.config.run.target for group in groups for result in group.results}
     return targets.pop() if len(targets) == 1 else None
 
@@ -168,8 +171,8 @@ def goal(groups: Sequence[Group]) -> float | None:
 class Difference:
     """The mean of paired differences, its 95% interval, each pair's difference by seed, and the test's p.
 
-    With one pair there is neither interval nor p. Without an interval the pairs are all the same, and p is that of a
-    sign test: two equal numbers out of few are no sign that all are.
+    With one pair there is neither interval nor p. If all of several pairs have the same difference, there is no
+    interval, and p is that of a sign test: a few equal differences do not prove that all would be equal.
     """
 
     mean: float
@@ -190,13 +193,13 @@ class Difference:
 
 
 def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Difference:
-    """Return the differences for the seeds that both have, at least one."""
+    """Return the differences for the seeds that both sides have. They must share at least one seed."""
     pairs = {seed: better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys())}
     mean, count = statistics.fmean(pairs.values()), len(pairs)
     if count == 1:
         return Difference(mean, None, None, pairs)
     error = statistics.stdev(pairs.values()) / math.sqrt(count)
-    if error < 1e-9 * abs(mean):  # but for rounding
+    if error < 1e-9 * abs(mean):  # all differences are equal, except for rounding
         return Difference(mean, None, None, pairs, 2 * 0.5**count)
     half = float(stdtrit(count - 1, 1 - LEVEL / 2)) * error
     p = 2 * float(stdtr(count - 1, -abs(mean) / error)) if error else 1.0
@@ -204,7 +207,7 @@ def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Differenc
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number (Holm 1979): all may be read together at one level."""
+    """Return p-values that are corrected for their number (Holm 1979). All may be compared with the same level."""
     corrected, largest = [0.0] * len(values), 0.0
     for place, number in enumerate(sorted(range(len(values)), key=lambda number: values[number])):
         corrected[number] = largest = max(largest, min(1.0, (len(values) - place) * values[number]))
@@ -213,7 +216,8 @@ def holm(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two methods, the one with the larger mean first, and their difference; ``p`` is Holm's, 1 with a single pair."""
+    """Two methods and their difference. ``more`` is the method with the larger mean. ``p``: Holm's corrected p-value,
+    1.0 with a single pair of runs."""
 
     more: str
     fewer: str
@@ -226,11 +230,11 @@ class Contrast:
 
 
 def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None, least: int = 2) -> list[Contrast]:
-    """Return the differences of all methods of one setting, or of all from ``baseline``, with Holm's correction for
-    their number.
+    """Return the differences between all pairs of methods of a setting, with Holm's correction for their number. With
+    ``baseline``, return only the pairs with this method.
 
     Accuracies are in percent. Times and uploads are compared as ratios: the difference is that of their logarithms.
-    Methods that share fewer than ``least`` seeds are left out.
+    Pairs that share fewer than ``least`` seeds are left out.
     """
     pairs = []
     for pair in itertools.combinations(groups, 2):
@@ -244,7 +248,8 @@ def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None
 
 
 def _paired_scores(pair: Sequence[Group], measure: str) -> list[dict[int, float]] | None:
-    """Return the scores of the seeds that both have, of times and uploads their logarithms; None without such seeds."""
+    """Return both groups' scores for the seeds that they share. For times and uploads, return logarithms. None: they
+    share no seed."""
     sides = scores([group.summaries for group in pair], measure, 100.0)
     if measure in ENDS:
         sides = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in sides]
@@ -253,11 +258,11 @@ def _paired_scores(pair: Sequence[Group], measure: str) -> list[dict[int, float]
 
 
 def scores(sides: Sequence[Mapping[int, Plain]], measure: str, scale: float = 1.0) -> list[dict[int, float]]:
-    """Return a number of summary.json by seed for each of the ``sides``, which have the runs' summaries by seed, also
-    where a run has none.
+    """Return a number of summary.json by seed for each side, even for runs without this number. ``sides``: the runs'
+    summaries by seed.
 
-    A run that never reaches its target was seen not to until it ended, and a diverged one never will. All count up to
-    the first such end. Of other numbers a diverged run has 0.
+    If ``measure`` is a time or a number of uploads, some runs may never reach the target. All numbers are then cut at
+    the end of the first such run. Ends of diverged runs do not count for this. For other measures a diverged run has 0.
     """
     runs, worst = [run for side in sides for run in side.values()], 0.0
     if end := ENDS.get(measure):

@@ -1,4 +1,4 @@
-"""Makes the parts of a run from a Config: data, model, server, and who trains when: delays, participation, schedule."""
+"""Makes the parts of a run from a Config: data, model, server, trainer, delays, participation, and schedule."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Schedule = TimedSchedule | RoundSchedule | by_version.VersionSchedule
 
 
 def build_device(name: str) -> torch.device:
-    """Return the device of a run. ConfigError if torch has no such device here."""
+    """Return the device of a run. ConfigError: torch cannot use this device here."""
     try:
         device = torch.device(name)
         torch.empty(0, dtype=torch.float32, device=device)
@@ -52,7 +52,7 @@ def build_device(name: str) -> torch.device:
 
 
 def build_data(config: Config) -> FederatedData:
-    """Return the data of a run: what a program passes, or what is loaded. DataError if it cannot be."""
+    """Return the data of a run. A program may pass the data. Otherwise it is loaded. DataError: it cannot be loaded."""
     data, seed = config.data, config.seed
     if isinstance(data, Digits):
         return digits.load(seed=seed, **data.model_dump(exclude={"name"}))
@@ -64,7 +64,7 @@ def build_data(config: Config) -> FederatedData:
 
 
 def build_model(config: Config, data: FederatedData) -> nn.Module:
-    """Return the network, in evaluation, on the CPU. ConfigError if it cannot read the data."""
+    """Return the network in evaluation mode on the CPU. ConfigError: the network cannot read the data."""
     model = config.model
     if isinstance(model, c.ModelFunction):
         return own_model(config.function("model.name"), "model.name", data, config.seed, model.keywords)
@@ -74,9 +74,10 @@ def build_model(config: Config, data: FederatedData) -> nn.Module:
 
 
 def own_model(function: Callable[..., object], key: str, data: FederatedData, seed: int, keywords: Plain) -> nn.Module:
-    """Call a user's function with the data's shape and classes, and ``text`` if the data are text and it takes that.
+    """Call a user's function that returns a network. It gets the data's shape and classes, and for text also ``text`` if
+    it has this argument.
 
-    ConfigError unless it returns a network for them.
+    ConfigError: the function does not return a network for this data.
     """
     if data.text is not None and "text" in functions.parameters(function):
         keywords = {"text": data.text, **keywords}
@@ -102,7 +103,7 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
 def build_trainer(
     config: Config, module: nn.Module, data: FederatedData, own: UserFunctions
 ) -> tuple[LocalTrainer | FusedTrainer, str | None]:
-    """Return what trains the clients, and why that is torch; None if it is not."""
+    """Return the clients' trainer, and the reason why torch trains them. None: torch does not."""
     work = config.client
     if data.test.y.is_floating_point() and own.loss is None:
         raise ConfigError("the labels are fp32 numbers: own.loss must name their loss, of outputs and labels")
@@ -119,9 +120,9 @@ def build_trainer(
 
 
 def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData, Tensor | None]:
-    """Return the data and the samples without labels; None if there are none.
+    """Return the data and its unlabelled samples. None: it has none.
 
-    A ``share`` of the test set is removed from it for every method, so that all are tested on the same samples.
+    A ``share`` of the test set becomes unlabelled for every method, so that all methods are tested on the same samples.
     """
     unlabelled, seed = config.unlabelled, config.seed
     if not unlabelled.share:
@@ -136,7 +137,7 @@ def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData
 
 
 def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | None) -> Distillation | None:
-    """Return what FedEcho's preset takes; None if the preset takes no Distillation."""
+    """Return the Distillation for FedEcho's preset. None: the config's preset takes none."""
     if "distill" not in _keywords.of(find_preset(config)).settings:
         return None
     if unlabelled is None:
@@ -153,7 +154,8 @@ def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | N
 
 
 def find_preset(config: Config) -> Callable[..., Server]:
-    """Return a preset by its name, or a function "module:function" that makes a server as presets do. ConfigError."""
+    """Return the preset with the config's name, or the user's function that makes a server as presets do. ConfigError:
+    there is no such preset."""
     name, known = config.algorithm.name, registry.presets()
     if functions.is_function(name):
         preset = config.function("algorithm.name")
@@ -166,16 +168,16 @@ def find_preset(config: Config) -> Callable[..., Server]:
 
 
 def algorithm_name(config: Config) -> str:
-    """Return the preset's name, or that of the function that a program passes."""
+    """Return the name of the preset, or of the function that a program passes."""
     if config.algorithm.name != "given":
         return config.algorithm.name
     preset = config.passed("algorithm.name")
-    bare = getattr(preset, "func", preset)  # of a functools.partial
+    bare = getattr(preset, "func", preset)  # a functools.partial has no name
     return getattr(bare, "__name__", type(bare).__name__)
 
 
 def build_server(config: Config, module: nn.Module, clients: int, distill: Distillation | None = None) -> Server:
-    """Call the preset. ConfigError if it or one of its keywords is unknown; the message lists the known ones."""
+    """Call the preset. ConfigError: the preset or a keyword is unknown. The message lists the known names."""
     name, preset, settings = algorithm_name(config), find_preset(config), config.algorithm.keywords
     accepted, required, _, positional, _ = _keywords.of(preset)
     if wrong := [key for key in settings if key not in accepted]:
@@ -183,7 +185,7 @@ def build_server(config: Config, module: nn.Module, clients: int, distill: Disti
         near = f"; it is one of {', '.join(holders)}" if holders else _checks.meant(wrong[0], accepted)
         known = f"(known: {', '.join(sorted(accepted))}){near}"
         raise ConfigError(f"algorithm.{wrong[0]}: {name} has no such keyword {known}")
-    run = {"num_clients": clients, "seed": config.seed}  # which a function of the user's own need not take
+    run = {"num_clients": clients, "seed": config.seed}  # a user's own function need not take these
     keywords: Plain = {**{key: run[key] for key in run if key in accepted or key in positional}, **settings}
     if distill is not None:
         keywords["distill"] = distill
@@ -197,7 +199,7 @@ def build_server(config: Config, module: nn.Module, clients: int, distill: Disti
 
 
 def is_synchronous(config: Config) -> bool:
-    """Return whether the preset works in rounds, which every client of the round must finish."""
+    """Return whether the preset works in rounds. A round waits for all of its clients."""
     return "clients_per_round" in _keywords.of(find_preset(config)).settings
 
 
@@ -221,8 +223,8 @@ def check_clients(config: Config, server: Server, own: UserFunctions) -> None:
 
 
 def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: SentBytes, history: History) -> Schedule:
-    """Return the schedule. ``sizes``: the number of samples of each client. ``sent``: the bytes of a job. ``history``:
-    what functions of the user's own may know."""
+    """Return the schedule. ``sizes``: each client's number of samples. ``sent``: returns a job's bytes. ``history``: what
+    the user's own functions may know of the run."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
     format = None if config.encoding.download == "none" else config.encoding.download
     if not isinstance(delay, TimedDelay):
@@ -243,7 +245,7 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: S
 
 
 def check(config: Config) -> None:
-    """Raise what a run of ``config`` would raise before it loads its data and builds its model."""
+    """Raise the errors that a run of ``config`` would raise before it loads its data and builds its model."""
     build_device(config.run.device)
     if (folder := getattr(config.data, "dir", None)) is not None and not Path(folder).expanduser().is_dir():
         raise DataError(f"data.dir: the data folder {folder} does not exist")
@@ -251,7 +253,7 @@ def check(config: Config) -> None:
     for key in VIEWED:
         config.function(key)
     find_preset(config)
-    if config.algorithm.name not in registry.presets():  # a function of the user's own may need the run's model
+    if config.algorithm.name not in registry.presets():  # a user's own function may need the run's model
         return
     module, clients = nn.Linear(1, 2), config.data.clients
     distill = build_distillation(config, module, torch.zeros(1, 1, dtype=torch.float32, device="cpu"))
@@ -263,7 +265,7 @@ def check(config: Config) -> None:
 
 
 def build_sampling(config: Config, clients: int, history: History) -> sampling.UniformSampling:
-    """Return who chooses the next client."""
+    """Return the rule that chooses the next client."""
     how, seed = config.participation, config.seed
     if (function := config.function("participation.sampling")) is not None:
         return sampling.FunctionSampling(seed, function, history)
@@ -274,7 +276,7 @@ def build_sampling(config: Config, clients: int, history: History) -> sampling.U
 
 
 def lost_clients(config: Config) -> frozenset[int]:
-    """Return the clients that ``config.dropout`` removes. They are the same for every method with this seed."""
+    """Return the clients that ``config.dropout`` removes. Every method with this seed loses the same clients."""
     clients = config.data.clients
     lost = round(config.dropout.share * clients)
     left = config.algorithm.keywords["clients_per_round"] if is_synchronous(config) else 1

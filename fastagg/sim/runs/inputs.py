@@ -251,7 +251,7 @@ class _Reader:
         function, arguments, state, items, pairs = [*made, None, None, None][:5]
         yield "", function
         yield from (("", part) for part in arguments)
-        for values in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # a pair: of __dict__ and of slots
+        for values in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # __dict__, slots
             if isinstance(values, dict):
                 yield from ((f".{key}", value) for key, value in values.items())
             else:

@@ -1,11 +1,11 @@
-"""What a run leaves: its result, and its folder.
+"""A run's result and its folder.
 
 inputs.json (digests of data and code) and config.toml are written first. During the run metrics.csv and checkpoint.pt
 have the state of the last checkpoint. summary.json is written last.
 
 The checkpoint is the server's own (``fastagg.load`` can read it) with one more key, "run", for the simulator's state.
-Random draws are keyed (seeds.py), so this has counters instead of generators, and does not grow with the length of a
-run, except for the rows of metrics.csv. Importing this module imports no torch: results that are only read need none.
+Random draws are keyed (seeds.py), so that state has counters instead of generators. Except for the rows of metrics.csv,
+it does not grow with the length of a run. Importing this module imports no torch: reading results needs none.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from fastagg.sim.data.federated import FederatedData
     from fastagg.sim.runs.simulation import Simulation
 
-FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # and a picture
-INPUTS = "inputs.json"  # the digests of what the run reads beside its config
+FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # besides accuracy.*
+INPUTS = "inputs.json"  # the digests of the run's inputs besides its config
 COMPARISON = "a comparison"
 
 Resume = Literal["never", "go on", "again"]
 _log = logging.getLogger("fastagg")
-_told: set[str] = set()  # warnings of this process
+_told: set[str] = set()  # warnings that this process has logged
 
 
 def checked_target(target: float) -> float:
-    """Return a target if it is an accuracy. ConfigError otherwise."""
+    """Return ``target`` if it is an accuracy in (0, 1]. Otherwise raise ConfigError."""
     if not _checks.number("target", target, above=0) <= 1:
         raise ConfigError(_checks.wrong("target", "a number in (0, 1]", target))
     return target
@@ -64,8 +64,8 @@ class Result:
         unit: the meaning of 1.0 of virtual time.
         delays: the number of updates for each delay in server versions, as in delays.csv.
         clients: the lines of clients.csv.
-        folder: where the run was written; None: nowhere.
-        weights: the final model of a run that was not written.
+        folder: the run's folder. None: the run was not written.
+        weights: the final model of a run that was not written. Otherwise None.
     """
 
     config: Config
@@ -78,7 +78,8 @@ class Result:
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     def at(self, target: float | None, every: int = 1) -> Result:
-        """Return the run with its numbers for another ``target``, tested every so many updates."""
+        """Return a copy of the result with its numbers for another ``target``. None: the run's own target. Only one test
+        in ``every`` updates counts."""
         target = self.config.run.target if target is None else checked_target(target)
         numbers = summarise(self.rows, target, self.summary["stopped"], every) | {"target_updates": every}
         run = self.config.run.model_copy(update={"target": target})
@@ -87,16 +88,16 @@ class Result:
 
     @property
     def updates_between_tests(self) -> int:
-        """The updates from one test to the next, beside those of the last versions."""
+        """The median number of updates from one test to the next, without the additional tests of the last versions."""
         ends = [row.uploads for row in self.rows if row.version % self.config.run.evaluate_every == 0]
         gaps = [end - begin for begin, end in itertools.pairwise(ends) if end > begin]
         return max(1, int(statistics.median(gaps or [self.rows[-1].uploads])))
 
     @property
     def model(self) -> Mapping[str, Tensor]:
-        """The final model on the server, for ``module.load_state_dict``, read from the run's folder if it has one.
+        """The final model on the server, for ``module.load_state_dict``. If the run has a folder, it is read from there.
 
-        CheckpointError or DataError if it is not there any more.
+        CheckpointError or DataError: the model is not there any more.
         """
         if self.weights is not None:
             return self.weights
@@ -114,8 +115,8 @@ Outcome = Result | str  # str: the error of a failed run
 
 
 def begun(folder: Path) -> str:
-    """Return what ``folder`` contains that a run would overwrite: "a finished run", "an interrupted run", "an
-    unfinished run", "a comparison", "a file NAME", or ""."""
+    """Return the contents of ``folder`` that a run would overwrite, in words: "a finished run", "an interrupted run",
+    "an unfinished run", "a comparison", or "a file NAME". Empty: there are none."""
     if (folder / "comparison.csv").exists():
         return COMPARISON
     if folder.is_dir() and (summary := output.read_summary(folder / "summary.json")) is not None:
@@ -130,7 +131,8 @@ def _written(folder: Path) -> list[Path]:
 
 
 def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> Result | None:
-    """Return the run in ``out`` if it has ended and is of this config and its inputs; else None, whatever is there.
+    """Return the result in ``out`` if its run has ended and had the same config and inputs. Otherwise None, even if
+    files are damaged.
 
     ``known``: as in :func:`fastagg.sim.runs.inputs.digests`."""
 
@@ -148,8 +150,8 @@ def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> 
 
 
 class Folder:
-    """Writes and reads the folder ``out`` of the run of ``config``. ``inputs``: the digests of what else it reads, but
-    for those that are ``unknown`` because its data is not there."""
+    """Writes and reads the folder ``out`` of a run of ``config``. ``inputs``: the digests of the run's other inputs.
+    ``unknown``: keys of inputs without a known digest, because the data is not there."""
 
     def __init__(self, out: Path, config: Config) -> None:
         self.out, self.config = out, config
@@ -159,8 +161,8 @@ class Folder:
         self._kept = time.monotonic()
 
     def same_config(self, resume: Resume, replace: bool) -> bool:
-        """Return whether it holds a run of exactly this config that is to go on. ConfigError if what it holds would be
-        overwritten, and not even ``replace`` allows it."""
+        """Return whether the folder holds a run of exactly this config that is to be continued. ConfigError: files would
+        be overwritten, and ``replace`` does not allow it."""
         there = begun(self.out) if resume == "never" else ""
         if there == COMPARISON or (there and not replace):
             go_on, delete = '--resume (resume="go on") goes on with it', "--replace (replace=True) deletes it"
@@ -175,8 +177,8 @@ class Folder:
         return not changed
 
     def same_inputs(self, resume: Resume, replace: bool) -> bool:
-        """Return whether its run read the same ``inputs``. ConfigError as of ``same_config``, unless runs of other
-        inputs are run ``again``."""
+        """Return whether the folder's run had the same ``inputs``. If not, and ``resume`` is "go on" without
+        ``replace``, raise ConfigError."""
         if not (parts := self.other_inputs()):
             return True
         what = f"holds a run of {'perhaps ' * parts[0].startswith('no digest')}other data or code"
@@ -186,8 +188,8 @@ class Folder:
         return False
 
     def other_inputs(self) -> list[str]:
-        """Return in words which of the ``inputs`` are not those of its run, but for those that are ``unknown`` now. One
-        without a digest is another one."""
+        """Return in words which ``inputs`` differ from those of the folder's run. Inputs that are ``unknown`` now are
+        left out. An input without a digest counts as different."""
         known = output.read_json(self.out / INPUTS) or {}
         keys = sorted((known.keys() | self.inputs.keys()).difference(self.unknown))
         return [*(f"{key} changed" for key in keys if known.get(key) != self.inputs.get(key)), *self._lacking()]
@@ -198,14 +200,15 @@ class Folder:
         return [f"no digest of {reason}" for reason in reasons]
 
     def warn(self) -> None:
-        """Say at the first start, once in a process, that a run will never be taken for done, and because of what."""
+        """Warn that the run will be run again at each start, and name the inputs without a digest. Each warning is
+        logged once in a process."""
         for text in sorted({*self._lacking()} - _told):
             _told.add(text)
             _log.warning("%s: %s: the run is run again whenever it is started", self.out, text)
 
     def read(self) -> Result | None:
-        """Return the run that ended here, with accuracies from its rows; None if there is none. DataError if a file is
-        damaged."""
+        """Return the result in the folder, with accuracies from its rows. None: no run has ended here. DataError: a file
+        is damaged."""
         if (summary := output.read_summary(self.out / "summary.json")) is None:
             return None
         rows = output.read_rows(EvaluationRow, self.out / "metrics.csv")
@@ -215,7 +218,8 @@ class Folder:
         return Result(self.config, rows, summary, summary["time_unit"], delays, clients, self.out)
 
     def ended(self, load: Callable[[], FederatedData], known: dict[object, dict[str, str]]) -> Result | None:
-        """Return the run that ended here, also where its data is no more; None if none did. Find its ``inputs``."""
+        """Return the result of a finished run in the folder, even if its data is no longer there, and compute
+        ``inputs``. None: no run has finished here."""
         if (result := self.read()) is None or result.summary["interrupted"]:
             return None
         try:
@@ -225,14 +229,14 @@ class Folder:
         return result
 
     def restore(self, simulation: Simulation) -> bool:
-        """Let a new ``simulation`` continue from the checkpoint. Return False if there is none.
+        """Let a new ``simulation`` continue from the checkpoint. Return False if there is no checkpoint of a run.
 
-        CheckpointError if it is damaged or belongs to another config.
+        CheckpointError: the checkpoint is damaged or belongs to another config.
         """
         from fastagg.server import checkpoint
 
         if not self.checkpoint.exists() or (state := checkpoint.read(self.checkpoint)).get("run") is None:
-            return False  # a finished run leaves only its server
+            return False  # the checkpoint of a finished run has only the server's state
         try:
             simulation.load_state_dict(state)
         except CheckpointError as error:
@@ -241,7 +245,8 @@ class Folder:
         return True
 
     def prepare(self) -> None:
-        """Remove an earlier run's files, the summary first, so that it is not taken for this run's."""
+        """Remove an earlier run's files, and write the config and ``inputs``. The summary is removed first, so that it
+        is not taken for this run's."""
         with output.writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
             self._tidy()
@@ -252,7 +257,7 @@ class Folder:
             output.write_text(self.out / "config.toml", to_toml(self.config))
 
     def _tidy(self) -> None:
-        for path in self.out.glob("*.partial"):  # a killed process left them
+        for path in self.out.glob("*.partial"):  # left by a killed process
             path.unlink(missing_ok=True)
 
     def due(self) -> bool:

@@ -31,15 +31,15 @@ from fastagg.timing import Stopwatch
 
 _log = logging.getLogger("fastagg")
 
-AHEAD = 2**24  # parameters of updates that are trained before they are due
-# what a checkpoint has of a simulation as it is
+AHEAD = 2**24  # the most parameters of all updates that are trained before they are due
+# The simulation's attributes that a checkpoint contains unchanged.
 KEPT = ("uploads", "bytes_up", "bytes_down", "largest", "warm_up", "dropped", "client_accuracy")
 
 PreparedUpdate = tuple[Update, int, Mapping[str, torch.Tensor] | None]
 
 
 def _nbytes(sent: torch.Tensor | Mapping[str, torch.Tensor] | None) -> int:
-    """The bytes of what goes with a task or an update."""
+    """Return the bytes of the arrays that are sent with a task or an update."""
     arrays = sent.values() if isinstance(sent, Mapping) else () if sent is None else (sent,)
     return sum(array.nbytes for array in arrays)
 
@@ -48,7 +48,7 @@ class Simulation:
     """All parts of one run, advanced one client update at a time."""
 
     def __init__(self, config: Config, data: FederatedData | None = None, workers: int = 1) -> None:
-        """``data``: what the config's data is, if it is known. :meth:`close` ends the threads."""
+        """``data``: the config's data. None: load it. :meth:`close` ends the threads."""
         self.config = config
         self.own = chosen(config)
         self.stopwatch = Stopwatch(ACTIVITIES)
@@ -61,7 +61,7 @@ class Simulation:
             self.data = data.to(device)
             self.module = build.build_model(config, data).to(device)
             distill = build.build_distillation(config, self.module, unlabelled)
-            # The server copies the model it starts from, so the module is free for training.
+            # The server copies its first model, so the module may be used for training.
             count = len(self.data.clients)
             self.server = build.build_server(config, self.module, count, distill)
             self.trainer, self.by_torch = build.build_trainer(config, self.module, self.data, self.own)
@@ -76,10 +76,10 @@ class Simulation:
             self._encoder = UpdateEncoder(config.encoding, self.server.layout, config.seed)
             self._model_bytes = sum(array.nbytes for array in self.server.parameters().values())
             sizes = [len(samples) for samples in self.data.clients]
-            # An update whose size takes time, and is not known before, is made when its task is sent.
+            # If an update's size affects its delay, and only training tells the size, clients are trained at dispatch.
             own_size = self.own.train is not None or self.own.change is not None
             self._early = own_size and getattr(config.delay, "up", None) is not None
-            self._made: dict[Key, PreparedUpdate] = {}  # updates that are not due yet, and their bytes
+            self._made: dict[Key, PreparedUpdate] = {}  # by client and number: updates that are not due yet
             self.history = History(self.server, sizes)
             self.schedule = build.build_schedule(config, self.server, sizes, self._bytes, self.history)
             self._lost = build.lost_clients(config)
@@ -100,7 +100,7 @@ class Simulation:
         self.statistics = {"all": self.delays, "recent": self._recent, "rounds": self.rounds}
         self.largest = 0  # largest delay since the version changed
         self.dropped = False
-        self.diverged = ""  # why the next update cannot be received
+        self.diverged = ""  # why the next update cannot be received; empty: it can
         self.client_uploads: Counter[int] = Counter()
         self.warm_up = 0  # updates that were received before the first step and are not part of it
         with self.stopwatch.timing("training" if self._early else "server"):
@@ -126,7 +126,7 @@ class Simulation:
         return [] if self._early else self.schedule.in_flight()
 
     def _make(self, job: Job) -> PreparedUpdate:
-        """Return a job's update, as it comes to the server, its bytes, and what comes with it."""
+        """Return a job's update before it is encoded, the bytes that are sent, and the further arrays that are sent."""
         update = self.job_trainer.take(job, self._in_flight)
         if self.differences is not None:
             update = self.differences.difference(job.client, update)
@@ -135,7 +135,8 @@ class Simulation:
         return self._liars(job.client, update), self._encoder.size(size) + _nbytes(extra), extra
 
     def _facts(self, job: Job, sent: Mapping[str, torch.Tensor] | None) -> Mapping[str, Any] | None:
-        """Return what goes with an update to a rule of the user's own: what the client ``sent``, and what is known."""
+        """Return the further inputs of a user's own rule: the arrays that the client ``sent``, and facts about the
+        client. None: the rule takes none."""
         takes = {**self.server.direction.takes, **self.server.staleness.takes}
         if not takes:
             return None
@@ -212,7 +213,8 @@ class Simulation:
         return self.module
 
     def _by_client(self, model: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
-        """Test every client on its own samples, if there are any, each with its personal model if it has one."""
+        """Test every client on its own test samples, if there are any. A client with a personal model is tested with
+        that model."""
         accuracies, own, states = [], self.own, getattr(self.trainer, "states", {})
         for client, samples in enumerate(self.data.tests or ()):
             personal = own.personal if (state := states.get(client)) is not None else None
@@ -232,16 +234,16 @@ class Simulation:
         ]
 
     def due(self) -> bool:
-        """Return whether the version that was just made is to be tested."""
+        """Return whether the current version is to be tested."""
         return self.server.version % self.config.run.evaluate_every == 0 or self.last_versions()
 
     def done(self) -> float:
-        """Return the finished share of the run: 1.0 when a limit is reached."""
+        """Return the finished share of the run. 1.0: a limit is reached."""
         limits = self.config.run
         counts = (self.server.version, limits.versions), (self.uploads, limits.uploads)
         shares = [0.0, *(count / limit for count, limit in counts if limit is not None)]
         if limits.time is not None:
-            # Updates that would arrive after the end are not received. Times are sums, and those are rounded.
+            # Updates that would arrive after the end are not received. The factor allows for rounding of the times.
             over = self.schedule.next_time() > limits.time * (1 + 1e-9)
             shares.append(1.0 if over else min(self.schedule.now / limits.time, 1 - 1e-9))
         return min(max(shares), 1.0)
@@ -249,8 +251,8 @@ class Simulation:
     def last_versions(self) -> bool:
         """Return whether the run probably ends within the next ``LAST`` versions.
 
-        With a limit of uploads or time this is estimated from the versions so far. Time passes unevenly, so a
-        limit of time counts twice as many versions. Testing too many versions is better than testing too few.
+        With a limit of uploads or time, the end is estimated from the versions so far. With a limit of time, twice as
+        many versions are tested, because time passes unevenly. Too many tests are better than too few.
         """
         limits, share, version = self.config.run, self.done(), self.server.version
         if limits.versions is not None and limits.versions - version < LAST:
@@ -262,16 +264,16 @@ class Simulation:
     def state_dict(self) -> State:
         """Return the state needed to continue, as plain data and tensors.
 
-        It is the server's state, which ``fastagg.load`` reads, with the simulator's state under "run". Nothing is
-        copied, so write it to a file before the next step.
+        The state is the server's, which ``fastagg.load`` reads, with the simulator's state under "run". Arrays are not
+        copied, so write the state to a file before the next step.
         """
         return {**self.server.state_dict(copy=False), "run": self._remembered()}
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`, for a simulation of the same config that has not begun.
+        """Restore a state of :meth:`state_dict` in a new simulation of the same config.
 
-        CheckpointError if the state is damaged or belongs to another config. If it is damaged, do not use the
-        simulation any more.
+        CheckpointError: the state is damaged or belongs to another config. After an error about a damaged state, do not
+        use the simulation any more.
         """
         server = dict(state)
         run = server.pop("run")

@@ -1,4 +1,4 @@
-"""What runs showed: tables, sentences that name who wins and who loses, notes; and ``report.html`` with all of it."""
+"""The conclusions from runs: tables, sentences about the methods, and notes. ``report.html`` has all of them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fastagg.sim.runs.metrics import duration, seconds, unit_text
 from fastagg.sim.runs.output import csv_text
 from fastagg.sim.runs.result import Result
 
-# The numbers of summary.json in comparison.csv.
+# The keys of summary.json that comparison.csv contains.
 RUN_NUMBERS = (
     "algorithm", "seed", "stopped", "final_accuracy", "final_loss", "best_accuracy", "last5_accuracy_mean",
     "last5_accuracy_std", "target_accuracy", "time_to_target", "uploads_to_target", "virtual_time", "uploads",
     "versions", "bytes_up", "bytes_down", "delay_mean", "delay_median", "delay_max", "tau_avg", "tau_median", "tau_max",
 )  # fmt: skip
 
-# Titles of the tables' measures. Other measures are called by their names.
+# Titles of the tables' measures. The title of another measure is its name.
 TITLES = {
     "last5_accuracy_mean": "Accuracy of a run's last five versions, %",
     "final_accuracy": "Final accuracy, %",
@@ -47,7 +47,7 @@ WEIGHTS = {"samples": "by their clients' samples", "uniform": "all alike"}
 
 
 def table(groups: Sequence[Group], baseline: str | None = None, lost: Sequence[Group] = ()) -> Sheet:
-    """Return the table with a line for each group of seeds, and of those that are ``lost`` because all failed."""
+    """Return the table with a line for each group. ``lost``: groups in which all runs failed, which also get a line."""
     baseline, target = name_of(groups, baseline), goal(groups)
     end = "target" if target is None else f"{target:.0%}"
     several, count = len({tuple(group.seeds) for group in groups}) > 1, max(len(group.results) for group in groups)
@@ -91,10 +91,10 @@ def _caption(groups: Sequence[Group], baseline: str | None) -> str:
 
 
 def pivot(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Sheet | None:
-    """Return methods by settings, as in a paper. Where there are fewer seeds than elsewhere stands how many, also of
-    groups that are ``lost``: no seed.
+    """Return a table of methods by settings, as in a paper. A cell with fewer seeds than others says how many. Cells of
+    ``lost`` groups say n=0.
 
-    None if there is only one setting.
+    None: there is only one setting.
     """
     settings = list(dict.fromkeys(group.setting for group in (*groups, *lost)))
     if len(settings) < 2:
@@ -112,16 +112,16 @@ def pivot(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Sheet | None:
 
 
 def scale(measure: str) -> float:
-    """Return what tables multiply a number of summary.json by: accuracies and shares are in percent."""
+    """Return the factor of a number of summary.json in tables. Accuracies and shares are shown in percent."""
     return 100.0 if re.search("accuracy|share|client_(mean|worst|spread)", measure) else 1.0
 
 
 def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet | None:
-    """Return the table of what methods differ by in each setting, seed by seed, with tests; None if no two share two
-    seeds."""
+    """Return the table of the methods' differences in each setting, seed by seed, with tests. None: no two methods
+    share two seeds."""
     rows, several = list[list[str]](), by_setting(groups)
     for members in several:
-        base = name_of(members, baseline)  # which may have no run here
+        base = name_of(members, baseline)  # None if the baseline has no run in this setting
         ends, times = contrasts(members, "last5_accuracy_mean", base), _times(members, base)
         tests = [(f"accuracy: {test.more} - {test.fewer}", test, str(test.difference)) for test in ends]
         tests += [(f"time: {test.more} / {test.fewer}", test, test.difference.ratio) for test in times]
@@ -144,7 +144,8 @@ def _p(value: float) -> str:
 
 
 def _times(groups: Sequence[Group], base: str | None, least: int = 2) -> list[Contrast]:
-    """Return how methods differ in the time to the target, if it is the same and somebody reaches it."""
+    """Return the methods' differences in the time to the target. The list is empty unless all runs have the same target
+    and unit of time, and a run reaches the target."""
     one_unit = len({result.unit for group in groups for result in group.results}) == 1
     reached = any(group.over("time_to_target").mean is not None for group in groups)
     known = one_unit and reached and goal(groups) is not None
@@ -157,8 +158,8 @@ def _test(tests: Sequence[Contrast]) -> str:
 
 
 def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–", count: int = 0) -> str:
-    """Return a mean and its deviation, in words if they are times whose ``unit`` is known in seconds, and of how many
-    seeds if ``count`` are more."""
+    """Return a mean and its deviation as text. Times are in words if their ``unit`` is known in seconds. The text also
+    has the number of seeds if that is below ``count``."""
     if value.mean is None:
         return none
     mean, deviation = (
@@ -181,8 +182,8 @@ def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
 
 @dataclass(frozen=True)
 class Conclusions:
-    """``sentences``: the verdict first. ``sheets``: the tables of results. ``notes``: what the runs said of
-    their clients."""
+    """The conclusions from runs. ``sentences``: begin with the verdict. ``sheets``: the tables of results. ``notes``:
+    the runs' notes about their clients."""
 
     sentences: list[str]
     sheets: list[Sheet]
@@ -210,7 +211,8 @@ def find(
 
 
 def _notes(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield what runs noted, with their names unless it is of all, and how methods weigh unless all do it alike."""
+    """Yield the runs' notes, and how the methods weigh updates if they differ in that. A note has the names of its
+    runs, unless all runs have it."""
     said: dict[str, dict[str, list[int]]] = {}
     weighs: dict[str, list[str]] = {}
     for group in groups:
@@ -230,8 +232,8 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def verdict(groups: Sequence[Group], baseline: str | None) -> str:
-    """Return which of the methods of one setting reaches the target soonest, and how many times sooner than
-    ``baseline``; "" if none does, or no method is sooner than all others."""
+    """Return a sentence that names the method of a setting that reaches the target first, and how many times sooner
+    than ``baseline``. Empty: no method reaches it, or none is sooner than all others."""
     base, target = name_of(groups, baseline), goal(groups)
     times, methods = _times(groups, base, least=1), [group.method for group in groups]
     missed = {group.method for group in groups if group.over("time_to_target").mean is None}
@@ -253,8 +255,8 @@ def verdict(groups: Sequence[Group], baseline: str | None) -> str:
 
 
 def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
-    """Return what the runs of one setting showed: the verdict, why the baseline is slow, who misses the target, and
-    what tests tell apart, each with the numbers of the table of differences."""
+    """Return the conclusions from the runs of one setting: the verdict, why the baseline is slow, which methods miss the
+    target, and which differences the tests show, with the numbers of the table of differences."""
     lines, base = [], name_of(groups, baseline)
     if text := verdict(groups, baseline):
         lines.append(f"{text}.")
@@ -285,12 +287,12 @@ def _seeds(group: Group) -> str:
 
 
 def factor(ratio: float) -> str:
-    """Return a ratio in words, with the digits that tables have: "41.2 times", "1.15 times"."""
+    """Return a ratio in words, with as many digits as in tables: "41.2 times", "1.15 times"."""
     return f"{ratio:.3g} times"
 
 
 def report(groups: Sequence[Group], conclusions: Conclusions, pictures: Mapping[str, bytes], title: str = "") -> str:
-    """Return one HTML page about ``groups``, what they showed, and PNG pictures. A single run is one group."""
+    """Return one HTML page with ``groups``, their ``conclusions``, and PNG ``pictures``. A single run is a group."""
     blocks = [(page.paragraph if place else page.heading)(text) for place, text in enumerate(conclusions.sentences)]
     blocks += [page.table(sheet) for sheet in conclusions.sheets]
     blocks += [page.picture(name, png) for name, png in pictures.items()]
