@@ -1,4 +1,4 @@
-"""Leaves: each adds up the updates of its own clients, without a server, and passes on one sum."""
+"""Leaves: each leaf adds the updates of its own clients, without a server, and passes on one sum."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fastagg.storage import memory
 from fastagg.storage.cell import SwapCell
 
 _LARGEST = 2.0**120  # the limit of a sum's elements in csrc/engine/direction.h
-_REMEMBERED = 16_384  # how many ids are remembered, as by a server (csrc/engine/ids.h)
+_REMEMBERED = 16_384  # the number of tasks that a leaf remembers, the same as a server's (csrc/engine/ids.h)
 
 
 class _Sum(NamedTuple):
-    """The sum of a leaf, and what it is made of."""
+    """The sum of a leaf, with the number and the weight of its updates."""
 
-    folds: int = 0  # how many were added to this sum and to earlier ones
+    folds: int = 0  # the number of folds into this sum and earlier sums
     updates: int = 0
     weight: float = 0.0
     bound: float = 0.0  # the largest magnitude that an element can have
@@ -36,13 +36,13 @@ class _Sum(NamedTuple):
 class Leaf:
     """Adds the updates of its clients, all trained from one version, for :meth:`fastagg.Server.receive_partial`.
 
-    It needs no server. The root dispatches a version to the leaf, and the leaf passes it on to its clients. A leaf
-    checks and clips every update as the server would. The root sees only their sum. Running statistics are not passed
-    on.
+    A leaf needs no server. The root dispatches a version to the leaf, and the leaf passes it on to its clients. The
+    leaf checks and clips every update as the server would. The root sees only the sum. Running statistics are not
+    passed on.
 
     Args:
         params: the model, in any form that :class:`fastagg.Server` takes. Only its shapes are used.
-        clip_norm, weighting, max_samples: the same as for the root's :class:`fastagg.Server`.
+        clip_norm, weighting, max_samples: the settings of the root's :class:`fastagg.Server`.
 
     Attributes:
         count: the number of updates so far, including those in sums of other leaves.
@@ -57,7 +57,7 @@ class Leaf:
         tensor([2., 2.])
     """
 
-    _sum = SwapCell[_Sum]()  # replaced in the native call that adds to its total, so no interrupt falls in between
+    _sum = SwapCell[_Sum]()  # the native call that adds to the total also replaces `_sum`, so no interrupt comes between
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Leaf:
         _checks.fits("weighting", weighting, Weighting)
         self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
         self.max_samples = max_samples
-        # By task, the oldest first: the number of the fold with which it counts.
+        # Task -> the number of its fold, the oldest first. The task counts once the sum has that many folds.
         self._counted: dict[int | str, int] = {}
-        self._clients: dict[Client, int] = {}  # by client in the sum: the number of the fold with which it counts
+        self._clients: dict[Client, int] = {}  # the same for the clients in the current sum
         self._sum = _Sum()
 
     @property
@@ -88,17 +88,16 @@ class Leaf:
         """Add a client's update, in one pass over memory.
 
         Args:
-            client: the client that sent it. This leaf then counts the client once in a sum, and the root counts it once
-                in a step through whatever leaf it comes (``answers_per_step``).
+            client: the client that sent the update. This leaf then counts the client once in a sum. The root counts the
+                client once in a step, even if its updates come through several leaves (``answers_per_step``).
             task: the id of this client's task. An answer that is delivered twice then counts once, even across sums.
                 Clients that share a root's task need ids of their own, such as ``f"{task.id}/{client}"``. Only this
-                object remembers them, the last 16,384. A leaf writes nothing to a disk: after a restart its sum is
-                lost, and it knows no earlier ids. The root still counts each task of a leaf once
-                (``receive_partial(..., task=)``).
+                object remembers the ids, the last 16,384. A leaf writes nothing to a disk: after a restart its sum and
+                these ids are lost. The root still counts each task of a leaf once (``receive_partial(..., task=)``).
 
         Raises:
-            AlreadyCounted: an answer to this task was added. The sum is unchanged.
-            TooSoon: the sum has an update of this client. The sum is unchanged.
+            AlreadyCounted: an answer to this task was added before. The sum is unchanged.
+            TooSoon: the sum already has an update of this client. The sum is unchanged.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: the update is refused, as by a
                 server. The sum is unchanged, and the task may be answered again.
 
@@ -122,14 +121,14 @@ class Leaf:
     def fold_partial(self, partial: Partial, *, task: int | str | None = None) -> None:
         """Add another leaf's sum. This leaf is then on a higher level of a tree of leaves.
 
-        All updates of all sums come from the version that the root sent. The sum was checked and clipped update by
-        update where it was made, and is not clipped again.
+        All updates of all sums must be trained from the version that the root sent. The other leaf has checked and
+        clipped each update, so the sum is not clipped again.
 
         Args:
             task: the id of the other leaf's task, as in :meth:`fold`.
 
         Raises:
-            AlreadyCounted: an answer to this task was added. This leaf's sum is unchanged.
+            AlreadyCounted: an answer to this task was added before. This leaf's sum is unchanged.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge, ConfigError: the sum is refused, as by
                 :meth:`fastagg.Server.receive_partial`. This leaf's sum is unchanged.
 
@@ -145,10 +144,10 @@ class Leaf:
         self._add(partial.total, partial.updates, partial.weight, partial.clients, is_sum=True)
 
     def _begin(self, task: int | str | None) -> None:
-        """Refuse a task that has counted. A new task is noted in advance, and counts once its fold does."""
+        """Refuse a task that has counted. A new task is noted in advance. It counts once its fold is in the sum."""
         if task is not None and (isinstance(task, bool) or not isinstance(task, int | str)):
             raise ConfigError(_checks.wrong("task", "a whole number or a string", task))
-        # The last fold was refused or interrupted.
+        # Remove the note of a task whose fold was refused or interrupted.
         if self._counted and next(reversed(self._counted.values())) > self._sum.folds:
             self._counted.popitem()
         while len(self._counted) > _REMEMBERED:
@@ -167,7 +166,7 @@ class Leaf:
         for client in clients:
             if client in self._clients:
                 raise TooSoon(f"client {client!r}: this leaf's sum has its update; take() the sum first")
-        self._clients |= dict.fromkeys(clients, self._sum.folds + 1)  # the note counts once the fold does
+        self._clients |= dict.fromkeys(clients, self._sum.folds + 1)  # valid once the fold is in the sum
         parsed = self.layout.parse(update)
         seen = ops.inspect(parsed.parameters)
         if not seen.finite:
@@ -183,7 +182,7 @@ class Leaf:
             total = memory.empty(self.layout.size, pieces.device)
         at, before = vector("total", total, pieces.size, pieces.device), self._sum
         after = _Sum(before.folds + 1, before.updates + count, before.weight + weight, bound, total)
-        # The call that adds also makes the result the leaf's sum.
+        # The native call that adds also stores `after` as the leaf's sum.
         add = partial(native.engine.moving, [(self, "_sum", after)], native.accumulate)
         run(add, pieces, {"acc": 0 if fresh else at, "weight": factor, "out": at})
 

@@ -1,4 +1,5 @@
-"""Nested plain data with tensors, as two files: tensors in the safetensors format; all else and checksums in JSON.
+"""Nested plain data with tensors, in two files. One has the tensors in the safetensors format. The other has all other
+data and the checksums as JSON.
 
 A tensor has a list of checksums, one for each part of a fixed number of bytes. So parts may be written in any order.
 """
@@ -20,8 +21,8 @@ from fastagg.storage import files, raw
 
 FORMAT = 1
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
-BLOCK = 4096  # bytes that a file has at least
-_LINE, _LAST = 64, 4096  # bytes of a manifest: its first line; what it gets last, at most
+BLOCK = 4096  # a file's size is a multiple of this many bytes
+_LINE, _LAST = 64, 4096  # a manifest's bytes: of its first line, and at most of the values that `finish` adds
 _PART = 16 << 20  # bytes per checksum, for a tensor that is not written in parts
 DTYPES = {  # torch's types as safetensors names them
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -38,7 +39,7 @@ class SeparateTensor(NamedTuple):
 
 
 def flatten(value: Tree, tensors: dict[str, Tensor], name: str = "") -> Tree:
-    """Convert ``value`` to what JSON can hold. Its tensors go to ``tensors`` by name."""
+    """Convert ``value`` to data that JSON can hold. Its tensors are put into ``tensors`` by name."""
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
@@ -73,12 +74,14 @@ class Writer:
     """Writes both files. The tensors' parts may be written in any order.
 
     Args:
-        folder: it may be there, with files that nobody needs. There is room for all before the first byte is written.
-        slack: bytes that each file gets besides, if there is room: spaces, by which a later one may be larger.
+        folder: the folder's name. It may exist, with files that are no longer needed. Room for all bytes is reserved
+            before the first byte is written.
+        slack: further bytes of each file, if there is room. They are filled with spaces, so that a later state in the
+            same blocks may be larger.
         shapes: the type and the shape of every tensor.
         parts: bytes per checksum, for tensors that are written in parts.
-        tree: all else.
-        more: what the manifest says besides.
+        tree: all other data.
+        more: further keys of the manifest.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class Writer:
         header: Plain = {}
         self._begins: dict[str, tuple[int, int]] = {}
         end = 0
-        # so that all are aligned
+        # Tensors with larger elements come first, so that all are aligned.
         for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: -item[1][0].itemsize):
             size = dtype.itemsize * math.prod(shape)
             header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
@@ -111,7 +114,7 @@ class Writer:
         disk.truncate(self._file, self._base + end)
 
     def part(self, name: str, index: int, data: memoryview) -> None:
-        """Write one part of a tensor: number ``index`` of parts of its size."""
+        """Write part number ``index`` of a tensor."""
         begin, _ = self._begins[name]
         self.sums[name][index] = raw.crc32c([data])
         self.disk.write(self._file, [data], self._base + begin + index * self._parts[name])
@@ -123,7 +126,8 @@ class Writer:
             self.part(name, index, data[index * self._parts[name] : (index + 1) * self._parts[name]])
 
     def finish(self, more: Plain) -> None:
-        """Sync the file, then write the manifest and sync that. ``more``: what became known last, a few numbers."""
+        """Sync the file with the tensors, then write and sync the manifest. ``more``: the last few keys of the
+        manifest."""
         try:
             self.disk.sync(self._file)
         finally:
@@ -142,7 +146,7 @@ class Writer:
 
 
 def used(disk: Disk, folder: str) -> list[int]:
-    """Return the bytes of both files without their slack: so many the next ones need, if nothing has grown."""
+    """Return the bytes of both files without their slack. The next files need as many, if the state has not grown."""
     with disk.opened(f"{folder}/{TENSORS}", write=False) as file:
         size = int.from_bytes(disk.read(file, 8, 0), "little")
         slack = size - len(disk.read(file, size, 8).rstrip())
@@ -150,8 +154,8 @@ def used(disk: Disk, folder: str) -> list[int]:
 
 
 def reserve(disk: Disk, folder: str, sizes: list[int], slack: int = 0) -> list[int]:
-    """Let both files of a folder, which may be new, have so many bytes at least, and about ``slack`` more, if there is
-    room. Return what they have."""
+    """Reserve ``sizes`` bytes for the two files of a folder, and about ``slack`` bytes more if there is room. The folder
+    may be new. Return the files' sizes."""
     disk.make_folder(folder)
     has = []
     for name, size in zip((TENSORS, MANIFEST), (-(-size // BLOCK) * BLOCK for size in sizes), strict=True):
@@ -167,7 +171,7 @@ def reserve(disk: Disk, folder: str, sizes: list[int], slack: int = 0) -> list[i
 
 
 def read_manifest(disk: Disk, folder: str) -> Plain:
-    """Read what :meth:`Writer.finish` wrote in addition to the tensors."""
+    """Return the manifest that :meth:`Writer.finish` wrote."""
     path = disk.path / folder / MANIFEST
     try:
         head, _, text = disk.read_of(f"{folder}/{MANIFEST}").partition(b"\n")

@@ -1,6 +1,7 @@
-"""Evaluation of versions: in order, in a thread of its own while updates are received; and by the clients.
+"""Evaluation of versions on the server, in order and in a thread, while updates are received. Means of the clients'
+evaluations.
 
-A :class:`~fastagg.integrations.session.Session` calls it, from one thread.
+A :class:`~fastagg.integrations.session.Session` calls this module from one thread.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ Metrics = Mapping[str, object] | None
 # The most models that may wait for their evaluation to begin. If there are that many, `add` first waits until the
 # running evaluation ends.
 _WAITING = 2
-Result = tuple[Metrics, str | None]  # what an evaluation returned, and why the run ends, if it does
+Result = tuple[Metrics, str | None]  # an evaluation's metrics, and the reason why the run ends. None: it goes on.
 
 
 def ended(error: StopIteration, version: int) -> Result:
-    """What a StopIteration of the evaluation of ``version`` says: metrics, if it holds any, or why the run ends."""
+    """Return the metrics, if any, and the reason that a StopIteration of the evaluation of ``version`` holds."""
     reason = f"the evaluation of version {version} said so"
     if isinstance(error.value, Mapping):
         return error.value, reason
@@ -33,7 +34,7 @@ class Evaluation:
     """Versions in order, with the metrics that ``evaluate(version, model)`` returns for those that are due.
 
     Args:
-        evaluate: returns metrics, or None. If it is None, no version is due.
+        evaluate: a function that returns metrics or None. If there is no function, no version is due.
         aside: evaluate in a thread while the caller continues. Otherwise the caller waits.
     """
 
@@ -49,7 +50,7 @@ class Evaluation:
         return [version for version, _, future in list(self._running) if not future.done()]
 
     def knows(self, version: int) -> bool:
-        """Whether ``version`` was due, or nothing ever is."""
+        """Whether ``version`` needs no evaluation, because it was due before or no version ever is."""
         return self._evaluate is None or version <= self._last
 
     def skip(self, version: int) -> None:
@@ -57,7 +58,7 @@ class Evaluation:
         self._last = max(self._last, version)
 
     def add(self, version: int, model: Arrays, due: bool) -> None:
-        """Add the next version, or the last one again if it has become due. Its ``model`` must not change.
+        """Add the next version. If the last version has become due, it may be added again. ``model`` must not change.
 
         The call waits while too many versions wait.
         """
@@ -71,14 +72,15 @@ class Evaluation:
             else:
                 waiting = [future for *_, future in self._running if not future.done()]
                 if len(waiting) > _WAITING:
-                    waiting[0].exception()  # its end; finished() raises what it raised
+                    waiting[0].exception()  # waits for its end, and raises nothing: finished() raises the error
                 future = self._pool.submit(self._once, version, model)
-        if self._running and self._running[-1][0] == version:  # it was not due, and waits behind one that is evaluated
+        if self._running and self._running[-1][0] == version:  # the entry of the same version, which was not due
             self._running.pop()
         self._running.append((version, model, future))
 
     def finished(self, wait: bool = False) -> list[tuple[int, Arrays, Metrics, str | None]]:
-        """Return finished versions, or with ``wait`` all: version, model, metrics, and why the run ends, if it does.
+        """Return finished versions, or with ``wait`` all versions. Each has its number, model, metrics, and the reason
+        why the run ends, or None.
 
         Raises:
             Exception: the error of ``evaluate``.
@@ -106,7 +108,7 @@ class Evaluation:
 class Window:
     """Collects as many replies as there are clients, so that no single client's data decides the mean.
 
-    A client evaluates the model that it is sent, in several versions. The mean is assigned to the newest of these.
+    Each client evaluates the version that it was sent. The mean is assigned to the newest of these versions.
     """
 
     def __init__(self) -> None:
@@ -124,8 +126,8 @@ class Window:
                 self._values[name].append(value)
 
     def end(self, clients: int) -> tuple[Dispatch, dict[str, float]] | None:
-        """After as many replies as ``clients`` return the newest task among them, and the mean of each metric over the
-        replies that have it, and begin anew. None before."""
+        """If there are ``clients`` replies, return the newest task among them and the mean of each metric over the
+        replies that have it, and begin anew. None: there are fewer replies."""
         newest, values = self._newest, self._values
         if newest is None or self._count < clients:
             return None

@@ -1,6 +1,6 @@
-"""A run's settings: when it ends before its limit, which model is the best, and how long clients that fail pause.
+"""A run's settings: when the run ends before its limit, which model is the best, and how long failing clients pause.
 
-Users write :class:`Stop` and :class:`Best`. Adapters build :class:`Settings`, which refuse what is out of range.
+Users write :class:`Stop` and :class:`Best`. Adapters build :class:`Settings`. All three refuse values out of range.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastagg.trackers import AnyTrackers
 _LONGEST = 300.0  # the longest pause of a client that keeps failing, in seconds
 Goal = TypeVar("Goal")
 Mode = Literal["max", "min"]
-# Of a metric with one of these words in its name, less is better.
+# If a metric's name has one of these words, smaller values are better.
 LESS = frozenset(("loss", "error", "perplexity", "ppl", "mse", "rmse", "mae", "nll"))
 
 
@@ -60,7 +60,7 @@ class Best:
     """A file with the best model so far. Read it with ``torch.load``.
 
     Args:
-        file: its path. The file is replaced as a whole.
+        file: the file's path. The file is replaced as a whole.
         metric, mode: as in :class:`Stop`.
     """
 
@@ -84,10 +84,10 @@ class Watch:
         self.since = 0
 
     def see(self, version: int, metrics: Mapping[str, float]) -> bool:
-        """Take a row. Return whether it is the best so far.
+        """Look at a row of metrics. Return whether its value is the best so far.
 
         Raises:
-            ConfigError: the row has metrics of this kind, but not this one.
+            ConfigError: the row has metrics of the same kind (``clients/...``), but not the watched metric.
         """
         if self.metric not in metrics:
             kind = self.metric.rpartition("/")[0]
@@ -96,7 +96,7 @@ class Watch:
                 raise ConfigError(f"metric: expected one of {names}, got {self.metric!r}")
             return False
         value = metrics[self.metric]
-        # A NaN is never the best; one that a checkpoint holds as the best is none.
+        # A NaN is never the best value. If an older checkpoint has a NaN as the best value, there is none yet.
         first = self.best is None or math.isnan(self.best)
         if not math.isnan(value) and (first or self.sign * value > self.sign * self.best):  # type: ignore[operator]
             self.best, self.version, self.since = value, version, 0
@@ -115,7 +115,7 @@ class Watch:
 
 
 def _made(kind: type[Goal], name: str, value: object) -> Goal | None:
-    """``value``, or a goal from its settings as plain data."""
+    """Return ``value`` if it is a goal or None. If it is a goal's settings as plain data, make the goal."""
     if value is None or isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
@@ -128,15 +128,17 @@ def _made(kind: type[Goal], name: str, value: object) -> Goal | None:
 class Settings:
     """Settings of a run, the same in every framework. A configuration file can hold them as plain data.
 
-    A client that fails gets no task for ``retry_after`` seconds, twice as long after each failure (300 s at most).
-    After ``max_failures`` in a row it gets none again. The run ends with :class:`fastagg.RunFailed`, which holds the
-    last cause, when all present clients are excluded like this, after ``max_in_a_row`` failures of any clients without
-    an update in between, or after ``max_seconds`` without an update.
+    A client that fails gets no task for ``retry_after`` seconds. The pause doubles with each failure in a row, up to
+    300 s. After ``max_failures`` in a row the client gets no task any more. The run ends with
+    :class:`fastagg.RunFailed`, which holds the last cause, when all present clients are excluded in this way, after
+    ``max_in_a_row`` failures of any clients without an update in between, or after ``max_seconds`` without an update.
 
     Args:
-        max_failures: the limit in a row for one client. None: no limit.
-        max_in_a_row: the limit in a row over all clients, and of rounds too small for their rule. None: no limit.
-        retry_after, max_seconds: seconds. None: no limit.
+        max_failures: the most failures in a row of one client. None: no limit.
+        max_in_a_row: the most failures in a row of all clients, and the most rounds in a row that are too small for
+            their rule. None: no limit.
+        retry_after: seconds of the first pause.
+        max_seconds: the most seconds without an update. None: no limit.
         stop: a :class:`Stop`, or its settings: when to end the run before its limit.
         best: a file for the best model, or a :class:`Best`.
         on_version: called as ``on_version(version, metrics, model)`` when the metrics of a version are known. The model
@@ -165,7 +167,7 @@ class Settings:
     def __post_init__(self) -> None:
         _checks.fields(self)
         self.stop = _made(Stop, "stop", self.stop)
-        if isinstance(self.best, (str, os.PathLike)):  # of the metric that ends the run, if there is one
+        if isinstance(self.best, (str, os.PathLike)):  # the metric of `stop`, if there is one
             self.best = Best(self.best, *(self.stop.metric, self.stop.mode) if self.stop else ())
         self.best = _made(Best, "best", self.best)
 
@@ -175,12 +177,12 @@ class Failures:
 
     def __init__(self, limits: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock, self._since, self._last = limits, clock, clock(), ""
-        self._failed: Counter[Hashable] = Counter()  # by client, since its last update that was taken
-        self._until = dict[Hashable, float]()  # when it may get a task again
-        self._row: Counter[str] = Counter()  # causes since an update was taken
+        self._failed: Counter[Hashable] = Counter()  # each client's failures since its last update
+        self._until = dict[Hashable, float]()  # when each client may get a task again
+        self._row: Counter[str] = Counter()  # causes of failures since the last update of any client
 
     def failed(self, client: Hashable, cause: str) -> float:
-        """Note a failure. Return for how many seconds ``client`` gets no task; infinity if never again."""
+        """Note a failure. Return for how many seconds ``client`` gets no task. Infinity: it gets none any more."""
         self._failed[client] += 1
         self._row[cause] += 1
         self._last = f"client {client}: {cause}"
@@ -206,7 +208,7 @@ class Failures:
         return self._until.get(client) == math.inf
 
     def check(self, clients: Iterable[Hashable]) -> None:
-        """Check that the run can continue with the ``clients`` that are there."""
+        """Raise RunFailed if the run cannot continue. ``clients``: the clients that are present."""
         present = list(clients)
         if present and all(self.is_out(client) for client in present):
             often = self.limits.max_failures

@@ -1,9 +1,10 @@
-"""The contract of a run. Adapters alone call it: each hands it its rule, files, limits and goals, and checks nothing.
+"""The contract of a run. Only adapters use this module. An adapter passes its rule, files, limits and goals, and need
+not check them.
 
 - Settings are refused when the adapter is made, in the framework's words.
 - Paths are made absolute once, against the app's own folder, logged, and tried before a client trains.
-- A checkpoint says whose it is. Another run's is refused with both paths, and a finished one says so.
-- What a run waits for is said every minute.
+- A checkpoint names its run. The checkpoint of another run is refused, and the log says if a run is finished.
+- If no answer comes for a minute, the log says what the run waits for.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MINUTE = 60.0  # seconds between two lines about what a run waits for
 CountOrZero = Annotated[int, _checks.SettingRule(least=0)]
 Share = Annotated[float, _checks.SettingRule(least=0, most=1)]
 
-# What adapters' own limits may be, by the frameworks' names.
+# The allowed values of adapters' own limits, by the frameworks' names.
 LIMITS: Mapping[str, Any] = {
     **dict.fromkeys(("versions", "save_every", "checkpoint_every", "at_once"), Count),
     **dict.fromkeys(("concurrency", "evaluate_clients_every", "num_clients"), Count | None),
@@ -63,11 +64,12 @@ def check_limits(**limits: object) -> None:
 
 
 class Framework(NamedTuple):
-    """A framework's words, and how its rounds weigh clients and their running statistics by default.
+    """A framework's words and defaults.
 
     Attributes:
         setting: the argument that names the rule.
-        rounds, free: the classes that run rules with rounds, and without.
+        rounds, free: the name of the class that runs rules with rounds, and of the class for rules without rounds.
+        weighting, buffers: how rounds weigh clients, and their running statistics, by default.
         always: defaults of rules without rounds.
     """
 
@@ -85,16 +87,17 @@ APPFL = Framework("algorithm", "SyncAggregator", "Aggregator", "uniform", "mean"
 
 
 class Rule:
-    """The rule of a run: a preset and its settings, which are tried on one number, or a function of the user's own.
+    """The rule of a run: a preset and its settings, or a user's own function. A preset is first tried on a model of one
+    number.
 
     Args:
         make: a preset's name, ``"module:function"``, a function or a :func:`functools.partial` of one, or a Server.
         settings: keyword arguments as :func:`fastagg.integrations.resolved` takes them.
-        rounds: whether the framework has rounds. They end when it says so, never because they are full.
+        rounds: whether the framework has rounds. The framework ends a round, which never ends because it is full.
 
     Attributes:
-        preset: the preset's name, or empty.
-        name: the same, or another one for the log.
+        preset: the preset's name. Empty: the rule is no preset.
+        name: the rule's name in the log.
 
     Raises:
         ConfigError: there is no such rule, it does not fit the adapter, or a setting is refused.
@@ -138,7 +141,7 @@ class Rule:
         return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def _try(self) -> None:
-        # What only a model can tell is left out.
+        # These two settings are left out, because they can be checked only with the model.
         settings = {name: value for name, value in self.settings.items() if name not in ("buffers", "tied")}
         try:
             if not self.preset:
@@ -164,7 +167,7 @@ class Rule:
             raise ConfigError(
                 f"{self._framework.setting}: expected a fastagg.Server or a preset, got {type(server).__name__}"
             )
-        own = type(server.direction).__module__.startswith("fastagg.")  # a rule of the user's own may be either
+        own = type(server.direction).__module__.startswith("fastagg.")  # a user's own rule may have rounds or not
         if own and server.direction.synchronous != self._rounds:
             raise self._unfit()
         return server
@@ -177,7 +180,7 @@ class Rule:
 
 
 class App(NamedTuple):
-    """Whose run it is. Relative paths are in ``folder``. ``name`` is empty if the framework has none."""
+    """The framework's app whose run it is. Relative paths are in ``folder``. ``name`` is empty if the app has none."""
 
     kind: str
     name: str
@@ -189,17 +192,17 @@ class App(NamedTuple):
 
 @dataclass
 class AdapterRun:
-    """One run of an adapter: :meth:`place` its files, :meth:`begin` it with a model, :meth:`save` it.
+    """One run of an adapter. Call :meth:`place`, then :meth:`begin` with a model, and :meth:`save` at each checkpoint.
 
     Args:
         rule: makes the server.
         settings: the run's settings.
-        checkpoint: a path, or None. If the file is there and ``resume`` is true, the run goes on from it.
+        checkpoint: a path, or None. If the file exists and ``resume`` is true, the run continues from it.
         every: versions between two checkpoints.
         log, warn: called with a line.
 
     Attributes:
-        session, server: there after :meth:`begin`.
+        session, server: made by :meth:`begin`.
         id: the run's own id, the same after a restart.
     """
 
@@ -219,7 +222,7 @@ class AdapterRun:
         self.server: Server
 
     def place(self, app: App) -> None:
-        """Make the paths absolute, and try to write there. Only the first call has an effect.
+        """Make the paths absolute, and check that files can be written there. Only the first call has an effect.
 
         Raises:
             ConfigError: a folder is missing, or cannot be written to.
@@ -251,16 +254,17 @@ class AdapterRun:
         server: Server | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> State:
-        """Make the server and the session, or go on from the checkpoint. Return what :meth:`save` kept for the adapter.
+        """Make the server and the session, or continue from the checkpoint. Return the adapter's data that :meth:`save`
+        wrote.
 
         Args:
             evaluate: ``evaluate(version, model)`` on the server.
-            kinds: what else measures: ``"train"``, ``"clients"``; ``""`` for an evaluation on the server that the
-                framework calls itself.
-            server: in place of the one that the rule makes of ``model``.
+            kinds: the other kinds of metrics of the run: ``"train"``, ``"clients"``, or ``""`` for an evaluation on the
+                server that the framework calls itself.
+            server: used in place of the server that the rule makes of ``model``.
 
         Raises:
-            CheckpointError: the checkpoint is another run's, or damaged.
+            CheckpointError: the checkpoint belongs to another run, or is damaged.
             FastaggError: the model, a setting or a goal is refused.
         """
         self._check_goals({*kinds, "run", *([""] if evaluate is not None else [])})
@@ -308,7 +312,7 @@ class AdapterRun:
         return state
 
     def is_finished(self, name: str, limit: int | None, version: int) -> None:
-        """Say how to begin anew if a limit was reached before the run began."""
+        """If a limit was reached before the run began, warn, and say how to begin anew."""
         if limit is not None and version and version >= limit:
             self.warn(
                 f"fastagg: {self.file or 'this run'} is finished: {version} of {name}={limit}, and nothing is trained. "
@@ -320,7 +324,7 @@ class AdapterRun:
         return self.server.version >= self.saved + self.every
 
     def save(self, adapter: Mapping[str, Any] | None = None) -> None:
-        """Write the checkpoint, if there is one, with what the adapter keeps besides."""
+        """Write the checkpoint, if the run has a path for it. ``adapter``: further data of the adapter."""
         if self.file is None:
             return
         app = self.app or App("run", "", self.file.parent)
@@ -330,7 +334,7 @@ class AdapterRun:
         self.saved = self.server.version
 
     def save_last(self) -> None:
-        """Save the last version, if the checkpoint does not have it."""
+        """Write the checkpoint if the server has a newer version than the last checkpoint."""
         if self.server.version > self.saved:
             self.save()
 
@@ -351,7 +355,8 @@ def _tried(name: str, folder: Path, path: Path) -> Path:
 
 
 def _pulse(session: Session) -> None:
-    """Say every minute what a session waits for, if nothing has come since, in a thread that ends with the session."""
+    """Start a thread that says what a session waits for, after each minute in which nothing came. The thread ends with
+    the session."""
     reference, ended = weakref.ref(session), session.ended
     weakref.finalize(session, ended.set)
 

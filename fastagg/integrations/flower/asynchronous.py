@@ -1,6 +1,6 @@
 """Asynchronous training in Flower: a free node gets the current model at once. There are no rounds.
 
-Flower's ServerApp calls it, from one thread. An update counts once, also across restarts.
+Flower's ServerApp calls the strategy from one thread. An update counts once, even if the server restarts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_ROUNDS = (
 
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: object, **__: object) -> NoReturn:
-        """Not available, because there are no rounds: it raises ConfigError."""
+        """Raise ConfigError: this method is not available, because there are no rounds."""
         raise ConfigError(f"{name}: {_NO_ROUNDS}")
 
     return refuse
@@ -57,15 +57,15 @@ class AsyncStrategy(FedAvg):
     """Any asynchronous rule of fastagg as a Flower strategy.
 
     Args:
-        server: a preset (``fastagg.FADAS``, ``FedBuff``, ``ACE``, ``AsyncFedED``, ...), with its settings bound by
-            :func:`functools.partial`, from which the server is made with ``initial_arrays``; or a Server.
-        concurrency: the most nodes that train at the same time. None: all that are online.
-        choose: ``choose(free, version)`` gets the free nodes, longest waiting first. It returns those that get this
-            version, in order. The default is all.
+        server: a Server, or a preset (``fastagg.FADAS``, ``FedBuff``, ``ACE``, ``AsyncFedED``, ...) with its settings
+            bound by :func:`functools.partial`. A preset makes the server from ``initial_arrays``.
+        concurrency: the most nodes that train at the same time. None: all nodes that are online.
+        choose: ``choose(free, version)`` gets the free nodes, longest waiting first. It returns the nodes that get this
+            version, in order. None: all free nodes get it.
         evaluate_clients_every: versions between two evaluations on clients. A ``fraction_evaluate`` of the online nodes
-            evaluate, at least ``min_evaluate_nodes``. Training continues. None: never.
-        checkpoint: file for the server, the history and the nodes' numbers. If it exists, the run goes on from it, and
-            tasks that were open then are sent again.
+            evaluate, at least ``min_evaluate_nodes``. Training continues meanwhile. None: never.
+        checkpoint: a file for the server, the history and the nodes' numbers. If the file exists, the run continues
+            from it, and tasks that were open are sent again.
         checkpoint_every: versions between two checkpoints.
         settings: those of :class:`fastagg.integrations.goals.Settings`, and of ``flwr.serverapp.strategy.FedAvg``.
             While fewer than ``min_available_nodes`` (1) are online, no node gets a task.
@@ -119,14 +119,14 @@ class AsyncStrategy(FedAvg):
         Args:
             grid, initial_arrays: as in Flower.
             train_config: as in Flower. Clients get it with ``server-round``, the version plus 1.
-            num_rounds: versions. None: no limit, which needs ``stop``.
+            num_rounds: the number of versions. None: no limit. The setting ``stop`` is then needed.
             timeout: seconds that a node has for one task.
-            evaluate_config: for ``evaluate_clients_every``.
+            evaluate_config: as in Flower, for the evaluations of ``evaluate_clients_every``.
             evaluate_fn: as in Flower, called with the version. It runs in a thread while replies are received. If it
                 raises ``StopIteration``, which may hold a MetricRecord, the run ends with its result.
 
         Returns:
-            Flower's history, by version. ``result.arrays`` is the last version's model. ``best=`` keeps the best one.
+            Flower's history, by version. ``result.arrays`` is the last version's model. ``best=`` saves the best model.
 
         Raises:
             CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
@@ -152,7 +152,7 @@ class AsyncStrategy(FedAvg):
                     time.sleep(tasks.POLL)
             return run.finish()
         except RunFailed:
-            run.save()  # keep the progress up to here
+            run.save()  # the progress so far is kept
             raise
         finally:
             run.session.close()
@@ -188,7 +188,7 @@ class _Training:
         self.book = self.session.book = Book[str, int](self.server, time.monotonic)  # by message id
         self.session.noun = "node"
         self.evaluation = ClientEvaluation(strategy, grid, evaluate_config, timeout, self._evaluated)
-        self.unevaluated: list[int] = kept.get("unevaluated", [])  # versions in flight at a crash
+        self.unevaluated: list[int] = kept.get("unevaluated", [])  # versions that clients evaluated at the last save
         restore(self.result, kept)
         if self.server.version in self.result.evaluate_metrics_serverapp:
             self.session.evaluation.skip(self.server.version)
@@ -221,7 +221,7 @@ class _Training:
         if not assignments:
             return False
         messages, sent_tasks = [], []
-        arrays = write_model(self.server.parameters())  # it is gone when the messages are
+        arrays = write_model(self.server.parameters())  # freed with the messages
         keys = (self.strategy.arrayrecord_key, self.strategy.configrecord_key)
         for node, client in assignments:
             task = self.server.dispatch(client)

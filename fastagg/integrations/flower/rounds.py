@@ -1,7 +1,7 @@
-"""What the strategies of both of Flower's APIs do alike in rounds: the model, the tasks, and the replies of a round.
+"""The common part of the synchronous strategies for Flower's two APIs: the model, the tasks, and a round's replies.
 
-A reply counts once, or is refused and changes nothing. Replies are freed as they are added, unless somebody looks at
-them. Only the strategies call this, from one thread.
+A reply counts once, or is refused and changes nothing. Replies are freed as they are added, unless other code reads
+them. Only the strategies call this module, from one thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KeptReply = TypeVar("KeptReply")
 
 
 class Round(Book[Holder, Holder]):
-    """A round's tasks without an answer so far, by node or client."""
+    """A round's open tasks, by node or client."""
 
     _said = False  # whether a changed model was logged
 
@@ -44,11 +44,12 @@ class Round(Book[Holder, Holder]):
             self.put(holder, holder, self.server.dispatch(holder))
 
     def answered(self, holder: Holder) -> OpenTask[Holder]:
-        """The task that ``holder`` has answered. A subclass may have asked others without ``super()``."""
+        """Return the task that ``holder`` has answered. If there is none, open one: a subclass may have sent messages
+        without ``super()``."""
         return self.pop(holder) or OpenTask(holder, self.server.dispatch(holder))
 
     def adopt(self, arrays: Arrays) -> None:
-        """Take the arrays from Flower as the model, if other code has changed them. Open tasks then end."""
+        """If other code has changed Flower's arrays, use them as the server's model, and end open tasks."""
         if models.holds(self.server, arrays):
             return
         self.end()
@@ -59,15 +60,16 @@ class Round(Book[Holder, Holder]):
 
 
 class Gathering(Generic[Holder, Reply, KeptReply]):
-    """The replies of one round: which count, and which do not.
+    """Adds the replies of one round, and keeps apart those that count and those that do not.
 
     Args:
-        read: returns a reply as the answer to its task.
-        keep: returns what stays of a reply, of which the receipt is None if it does not count.
+        read: ``read(task, reply)`` returns the answer to the task.
+        keep: ``keep(holder, reply, receipt)`` returns the part of a reply that is kept. The receipt is None if the reply
+            does not count.
 
     Attributes:
-        good: what stays of the replies that count.
-        bad: who did not answer, or what does not count, and why.
+        good: the kept parts of the replies that count.
+        bad: the clients that did not answer or whose replies do not count, with the errors.
     """
 
     def __init__(
@@ -109,7 +111,8 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         """End the round. Return whether the model has stepped.
 
         Raises:
-            RunFailed: clients fail, or are refused, again and again; or no reply can be used, whoever sends it.
+            RunFailed: clients fail, or are refused, again and again. Or no reply of the round could be used, for reasons
+                that are not a single client's fault.
         """
         session = self._session
         session.close_round()
@@ -121,7 +124,7 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         for holder, receipt in self._taken:
             session.taken(holder, receipt)
         session.failures.check(())
-        faults = ClientFailure, LateReply, NonFiniteUpdate, UpdateTooLarge  # which are their client's fault alone
+        faults = ClientFailure, LateReply, NonFiniteUpdate, UpdateTooLarge  # the fault of a single client
         wrong = [error for _, error in self.bad if not isinstance(error, faults)]
         if wrong and not self.good:
             raise RunFailed(f"no reply of this round could be used; {type(wrong[0]).__name__}: {wrong[0]}")
@@ -129,15 +132,15 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
 
 
 class Rounds(Generic[Holder]):
-    """A strategy's run in rounds. Flower's own class comes after it among a strategy's bases.
+    """A strategy's run in rounds. Among a strategy's bases, this class must come before Flower's class.
 
     Attributes:
-        run: its rule, settings and files.
-        server, session: after the start: the Server, and the run's state (``session.summary()``, ``session.tally``).
-        lr, deterministic: as the strategy was given them.
+        run: the run's rule, settings and files.
+        server, session: the Server, and the run's state (``session.summary()``, ``session.tally``), after the start.
+        lr, deterministic: the strategy's arguments.
     """
 
-    _advice: str  # where the model to start from is
+    _advice: str  # what a message advises if the server has another model than Flower
 
     def _set_up(
         self, server: Maker | Server, settings: Settings, checkpoint: str | os.PathLike[str] | None,
@@ -148,7 +151,7 @@ class Rounds(Generic[Holder]):
         self._own = server if isinstance(server, Server) else None
         self.server: Server | None = self._own
         self.session: Session | None = None
-        self._tasks: Round[Holder]  # there with the session
+        self._tasks: Round[Holder]  # made with the session
 
     def _begin(self, model: Arrays, kinds: Iterable[str] = ()) -> State:
         kept = self.run.begin(model, kinds=kinds)
@@ -159,7 +162,8 @@ class Rounds(Generic[Holder]):
         return kept
 
     def _adopt(self, arrays: Arrays) -> Server:
-        """Take the arrays from Flower as the model, even if other code has changed them."""
+        """Use Flower's arrays as the server's model, because other code may have changed them. Begin the run first, if
+        needed."""
         begins = self.session is None
         if begins:
             self._begin(arrays)
@@ -172,7 +176,7 @@ class Rounds(Generic[Holder]):
         return self.server
 
     def _configure(self, number: int) -> Server:
-        """Prepare round ``number``. Tasks of a round that somebody gave up end."""
+        """Prepare round ``number``. Open tasks of an earlier, abandoned round end."""
         assert self.server is not None
         self._tasks.end()
         lr = self.server.optimizer.lr if self.lr is None else self.lr(number)
@@ -184,13 +188,13 @@ class Rounds(Generic[Holder]):
 class Replies(UserList[Message]):
     """A list of replies, most of which have not arrived yet.
 
-    Whoever reads it, counts it or changes it waits for all replies, and keeps them. ``if replies:`` waits for the first
-    ones only.
+    Code that reads, counts or changes the list waits for all replies, and all are kept. ``if replies:`` waits only for
+    the first replies.
 
     Args:
-        messages: those that are there.
-        batches: those that are to come.
-        looked_at: whether somebody has read the list, which may change.
+        messages: the replies that have arrived.
+        batches: the replies that will arrive.
+        looked_at: whether other code has read the list. Reading sets it.
     """
 
     def __init__(
@@ -215,7 +219,7 @@ class Replies(UserList[Message]):
         return bool(self._here)
 
     def fold(self) -> Iterator[list[Message]]:
-        """The replies in batches. If nobody has looked at them, the caller takes their arrays away."""
+        """Yield the replies in batches. If ``looked_at`` is false, the caller may free their arrays."""
         if self.looked_at:
             yield list(self._here)
             return

@@ -141,7 +141,7 @@ def averaged(
     average: Callable[[list[RecordDict], str], MetricRecord], replies: list[RecordDict], samples: str
 ) -> MetricRecord | None:
     """Return the average of the clients' metrics. A user's function is called as Flower does, and its errors end the
-    run. Flower's own function is replaced: each metric's mean is over the clients that reported it, by their samples."""
+    run. Flower's own is replaced: each metric's mean is over the clients that reported it, by their samples."""
     if not replies:
         return None
     return _means(replies, samples) if average is aggregate_metricrecords else average(replies, samples)

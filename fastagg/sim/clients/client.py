@@ -116,7 +116,7 @@ class LocalTrainer:
     def __init__(self, module: nn.Module, work: Client, seed: int, loss: Loss | None = None) -> None:
         self._module, self._work, self._seed, self._loss = module, work, seed, loss
         self._optimizer = build_optimizer(work, module)
-        self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}  # have generators of their own
+        self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}  # these draw, too
 
     @contextmanager
     def turn(self, task: Dispatch, client: int, number: int) -> Iterator[Turn]:

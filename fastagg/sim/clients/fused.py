@@ -1,6 +1,7 @@
 """Local training without torch: all steps of a client are one call of the compiled extension (csrc/train).
 
-Any number of threads may train clients at once. The bits of an update depend neither on them nor on the processor.
+Any number of threads may train clients at once. The bits of an update depend neither on the threads nor on the
+processor.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ PendingUpdate = tuple[ModelState, native.Training | None]
 
 
 class FusedTrainer:
-    """Does what :class:`fastagg.sim.clients.client.LocalTrainer` does, up to rounding.
+    """Trains clients with the results of :class:`fastagg.sim.clients.client.LocalTrainer`, up to rounding.
 
     Raises:
-        TranslationError: torch must train these clients; the message says why.
+        TranslationError: torch must train these clients. The message says why.
     """
 
     def __init__(self, module: nn.Module, work: Client, seed: int, clients: Sequence[Samples], test: Samples) -> None:
@@ -63,14 +64,14 @@ class FusedTrainer:
             )  # fmt: skip
         except ConfigError as error:
             raise TranslationError(str(error)) from None
-        # Torch refuses to find the deviation of one number.
+        # Torch refuses to compute the deviation of a single number.
         norms = (layer["input"] for layer in self._layers.layers if layer["kind"] == "batch_norm")
         self._needs_two = any(self._layers.shapes[image][1:] == (1, 1) for image in norms)
         self._prove(module, clients)
 
     def _prove(self, module: nn.Module, clients: Sequence[Samples]) -> None:
-        """Compare the table with the module on the first batch of a client. Another client's decides if they differ: a
-        number next to zero can have another ReLU by rounding."""
+        """Compare the table with the module on the first batch of a client. If they differ, try up to two other
+        clients: near zero, rounding alone can change a ReLU. TranslationError: all differ."""
         tried = [client for client in range(len(clients)) if len(clients[client]) > self._needs_two][:3]
         for client in tried:
             samples = clients[client]
@@ -90,7 +91,7 @@ class FusedTrainer:
         return self.begin(task, samples, client, number, gradient=True)[0]
 
     def model(self, params: Mapping[str, Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return what does as the module in evaluation, with ``params``, up to rounding."""
+        """Return a function that computes the module's outputs in evaluation mode with ``params``, up to rounding."""
         flat, statistics = (joined(params[name] for name in names) for names in (self._sent, self._statistics))
         return lambda x: evaluate(self._table, flat, statistics, x)
 
@@ -98,8 +99,8 @@ class FusedTrainer:
         self, task: Dispatch, samples: Samples, client: int, number: int, crew: native.Crew | None = None,
         gradient: bool = False,
     ) -> tuple[ModelState, native.Training | None]:  # fmt: skip
-        """Return the update, and who is training it: until then, the update is empty memory. Without ``crew`` it is
-        trained already."""
+        """Return the update and its training. Until the training ends, the update is uninitialized memory. Without
+        ``crew``, the update is complete, and the training is None."""
         work, x, y, steps = self._work, samples.x, samples.y, 1 if gradient else task.local_steps
         if self._needs_two and 1 in work.lengths(len(y), steps):
             raise ConfigError(
@@ -131,15 +132,16 @@ class FusedTrainer:
 
 
 class JobTrainer:
-    """Trains jobs: this thread, when an update is due, or threads of the extension, from the moment it is sent.
+    """Trains jobs. Threads of the extension train jobs ahead, from their dispatch on. If an update is due and its
+    training has not begun, the calling thread trains it.
 
-    The event queue says which update arrives next; this hands it over. An update does not depend on when it is trained.
-    What clients keep between dispatches (``DifferenceSender``) stays with the simulation.
+    The schedule decides which update arrives next. An update does not depend on the time of its training. Clients'
+    state between dispatches (``DifferenceSender``) is kept by the simulation.
 
     Args:
         trainer: with ``threads`` it must be a FusedTrainer.
-        threads: how many train beside the caller, who trains an update that is due and that nobody has begun.
-        limit: how many jobs may be trained before they are due.
+        threads: the number of threads besides the caller's.
+        limit: the number of jobs that may be trained before they are due.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class JobTrainer:
     ) -> None:
         self._trainer, self._data, self._gradients, self._limit = trainer, data, gradients, limit
         self._crew = native.Crew(threads) if threads else None
-        self.out: dict[Key, PendingUpdate] = {}  # trained, or being trained, and not due yet
+        self.out: dict[Key, PendingUpdate] = {}  # updates that are trained or in training, and not yet due
 
     def take(self, job: Job, in_flight: Callable[[], list[Job]]) -> Update:
         """Return the update of ``job``, which is due. ``in_flight``: the jobs that are due later, the next first."""
@@ -174,7 +176,7 @@ class JobTrainer:
         return self._trainer.begin(job.task, samples, job.client, job.number, self._crew, self._gradients)
 
     def forget(self, clients: Collection[int]) -> None:
-        """These clients' updates will not be received."""
+        """Drop the updates of these clients, because they will not be received."""
         self.out = {key: begun for key, begun in self.out.items() if key[0] not in clients}
 
     def close(self) -> None:

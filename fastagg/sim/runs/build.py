@@ -74,8 +74,8 @@ def build_model(config: Config, data: FederatedData) -> nn.Module:
 
 
 def own_model(function: Callable[..., object], key: str, data: FederatedData, seed: int, keywords: Plain) -> nn.Module:
-    """Call a user's function that returns a network. It gets the data's shape and classes, and for text also ``text`` if
-    it has this argument.
+    """Call a user's function that returns a network. It gets the data's shape and classes, and for text also ``text``
+    if it has this argument.
 
     ConfigError: the function does not return a network for this data.
     """
@@ -223,8 +223,8 @@ def check_clients(config: Config, server: Server, own: UserFunctions) -> None:
 
 
 def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: SentBytes, history: History) -> Schedule:
-    """Return the schedule. ``sizes``: each client's number of samples. ``sent``: returns a job's bytes. ``history``: what
-    the user's own functions may know of the run."""
+    """Return the schedule. ``sizes``: each client's number of samples. ``sent``: returns a job's bytes. ``history``:
+    what the user's own functions may know of the run."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
     format = None if config.encoding.download == "none" else config.encoding.download
     if not isinstance(delay, TimedDelay):

@@ -10,24 +10,24 @@ from dataclasses import dataclass
 
 from fastagg._types import Plain
 
-LAST = 5  # the last so many versions of a run, for the mean in FADAS' Table 2
+LAST = 5  # the number of last versions of a run in the mean of FADAS' Table 2
 # setup: loading data, building model, server and schedule. server: dispatch and receive.
 ACTIVITIES = ("training", "server", "evaluation", "setup")
 
 
 def unit_text(unit: str) -> str:
-    """Return a delay model's unit of virtual time in words: "updates", "units of 10 s"."""
+    """Return a delay law's unit of virtual time in words: "updates", "units of 10 s"."""
     return f"units of {unit}" if unit[0].isdigit() else f"{unit}s"
 
 
 def seconds(unit: str) -> int:
-    """Return the seconds in a unit of virtual time such as "10 s"; 0 if it is not one of time."""
+    """Return the seconds in a unit of virtual time such as "10 s". 0: the unit is not in seconds."""
     number, _, name = unit.partition(" ")
     return int(number) if name == "s" and number.isdigit() else 0
 
 
 def duration(value: float, unit: str) -> str:
-    """Return a virtual time in words: "6 h 8 min" where the unit is known in seconds, otherwise "54.0 updates"."""
+    """Return a virtual time in words: "6 h 8 min" if the unit is in seconds, otherwise "54.0 updates"."""
     if not (known := seconds(unit)):
         return f"{value:,.1f} {unit_text(unit)}"
     total = value * known
@@ -42,10 +42,11 @@ def duration(value: float, unit: str) -> str:
 class EvaluationRow:
     """One evaluation: a line of metrics.csv.
 
-    time: virtual, in the delay model's unit. accuracy: 0..1 on the test set. loss: its mean cross-entropy. delay_mean
-    and delay_max: the staleness, in versions, of the updates since the row before (0 if there were none). bytes_up: of
-    all updates so far, as they were sent. bytes_down: of the models that they were trained from. client_*: accuracies
-    of clients on samples of their own: mean, mean of the worst tenth, deviation; None if clients are not tested.
+    time: the virtual time, in the delay law's unit. accuracy: 0..1 on the test set. loss: the mean cross-entropy on the
+    test set. delay_mean and delay_max: the staleness, in versions, of the updates since the row before (0: there were
+    none). bytes_up: the bytes of all updates so far, as they were sent. bytes_down: the bytes of the models from which
+    these updates were trained. client_*: mean, mean of the worst tenth, and deviation of the clients' accuracies on
+    samples of their own. None: clients are not tested.
     """
 
     version: int
@@ -69,13 +70,14 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the deviation of all values; NaN if one is not finite, which Python's own function cannot take."""
+    """Return the deviation of all values. NaN: a value is not finite. Python's own function would raise then."""
     return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 @dataclass(frozen=True)
 class ClientRow:
-    """A line of clients.csv: samples for training, updates received, last accuracy on its own test (None: no test)."""
+    """A line of clients.csv: a client's training samples, its received updates, and its last accuracy on its own test
+    samples (None: no test)."""
 
     client: int
     samples: int
@@ -85,14 +87,14 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class DelayRow:
-    """A line of delays.csv: a delay in server versions, and the updates that had it."""
+    """A line of delays.csv: a delay in server versions, and the number of updates with this delay."""
 
     delay: int
     uploads: int
 
 
 class DelayStatistics(Counter[int]):
-    """How many updates had each delay. So memory grows with the largest delay, not with the number of uploads."""
+    """The number of updates with each delay. Memory grows with the largest delay, not with the number of updates."""
 
     @property
     def mean(self) -> float:
@@ -108,8 +110,8 @@ class DelayStatistics(Counter[int]):
 
 
 def reaching(rows: Sequence[EvaluationRow], target: float, every: int = 1) -> EvaluationRow | None:
-    """Return the first evaluation with at least ``target`` accuracy, or None. NaN reaches nothing. Of the evaluations
-    up to each multiple of ``every`` updates the last one counts, so that runs have equal chances."""
+    """Return the first evaluation with at least ``target`` accuracy, or None. A NaN does not reach the target. Only the
+    last evaluation before each multiple of ``every`` updates counts, so that runs with more tests have no advantage."""
     last = {-(-row.uploads // every): row for row in rows}
     return next((row for row in last.values() if row.accuracy >= target), None)
 
@@ -118,11 +120,12 @@ def summarise(rows: Sequence[EvaluationRow], target: float, stopped: str = "fini
     """Return the entries of summary.json that come from the rows of one run (at least one row). ``every``: as in
     :func:`reaching`.
 
-    A diverged run has no model at its end, so it has no accuracy there. The model that nobody trained is no version.
-    The deviation of FADAS' Table 2 is over the last versions of one run, those of its Tables 8 and 9 over seeds.
+    A diverged run has no model at its end, so it has no final accuracy. The untrained first model does not count as a
+    version. The deviation in FADAS' Table 2 is over the last versions of one run, those in its Tables 8 and 9 over
+    seeds.
     """
     end, reached, alive = rows[-1], reaching(rows, target, every), stopped != "diverged"
-    # by version: where updates came after the last one, it was tested twice
+    # A dict by version: if updates came after the last version, that version was tested twice.
     last = {row.version: row.accuracy for row in rows if alive and row.version > max(0, end.version - LAST)}
     return {
         "versions": end.version,

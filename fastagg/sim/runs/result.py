@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fastagg.sim.data.federated import FederatedData
     from fastagg.sim.runs.simulation import Simulation
 
-FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # besides accuracy.*
+FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # and accuracy.*
 INPUTS = "inputs.json"  # the digests of the run's inputs besides its config
 COMPARISON = "a comparison"
 
@@ -78,8 +78,8 @@ class Result:
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     def at(self, target: float | None, every: int = 1) -> Result:
-        """Return a copy of the result with its numbers for another ``target``. None: the run's own target. Only one test
-        in ``every`` updates counts."""
+        """Return a copy of the result with its numbers for another ``target``. None: the run's own target. Only one
+        test in ``every`` updates counts."""
         target = self.config.run.target if target is None else checked_target(target)
         numbers = summarise(self.rows, target, self.summary["stopped"], every) | {"target_updates": every}
         run = self.config.run.model_copy(update={"target": target})
@@ -95,7 +95,7 @@ class Result:
 
     @property
     def model(self) -> Mapping[str, Tensor]:
-        """The final model on the server, for ``module.load_state_dict``. If the run has a folder, it is read from there.
+        """The final model on the server, for ``module.load_state_dict``. It is read from the run's folder, if any.
 
         CheckpointError or DataError: the model is not there any more.
         """
@@ -161,8 +161,8 @@ class Folder:
         self._kept = time.monotonic()
 
     def same_config(self, resume: Resume, replace: bool) -> bool:
-        """Return whether the folder holds a run of exactly this config that is to be continued. ConfigError: files would
-        be overwritten, and ``replace`` does not allow it."""
+        """Return whether the folder holds a run of exactly this config that is to be continued. ConfigError: files
+        would be overwritten, and ``replace`` does not allow it."""
         there = begun(self.out) if resume == "never" else ""
         if there == COMPARISON or (there and not replace):
             go_on, delete = '--resume (resume="go on") goes on with it', "--replace (replace=True) deletes it"
@@ -207,8 +207,8 @@ class Folder:
             _log.warning("%s: %s: the run is run again whenever it is started", self.out, text)
 
     def read(self) -> Result | None:
-        """Return the result in the folder, with accuracies from its rows. None: no run has ended here. DataError: a file
-        is damaged."""
+        """Return the result in the folder, with accuracies from its rows. None: no run has ended here. DataError: a
+        file is damaged."""
         if (summary := output.read_summary(self.out / "summary.json")) is None:
             return None
         rows = output.read_rows(EvaluationRow, self.out / "metrics.csv")

@@ -255,8 +255,8 @@ def verdict(groups: Sequence[Group], baseline: str | None) -> str:
 
 
 def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
-    """Return the conclusions from the runs of one setting: the verdict, why the baseline is slow, which methods miss the
-    target, and which differences the tests show, with the numbers of the table of differences."""
+    """Return the conclusions from the runs of one setting: the verdict, why the baseline is slow, which methods miss
+    the target, and which differences the tests show, with the numbers of the table of differences."""
     lines, base = [], name_of(groups, baseline)
     if text := verdict(groups, baseline):
         lines.append(f"{text}.")
