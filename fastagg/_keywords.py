@@ -1,4 +1,4 @@
-"""Checks the names of a call's arguments. WrongArguments says what to type, where Python would raise TypeError."""
+"""Checks the names of a call's arguments. Where Python would raise TypeError, WrongArguments says what to type."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Keywords(NamedTuple):
     settings: frozenset[str]  # keywords, including those of an unpacked TypedDict
     required: frozenset[str]  # keywords without a default
     named: tuple[str, ...]  # the function's own keywords, in order
-    positional: tuple[str, ...]  # those that may also be positional, in order
-    needed: tuple[str, ...]  # all without a default, in order
+    positional: tuple[str, ...]  # arguments that may also be positional, in order
+    needed: tuple[str, ...]  # all arguments without a default, in order
 
 
 @cache
 def of(function: Callable[..., object]) -> Keywords:
-    """Return the arguments of ``function``. They are computed at the first use, not when the package is imported."""
+    """Return the names of ``function``'s arguments. They are computed at the first use, not when fastagg is imported."""
     bare = getattr(function, "func", function)  # unwrap a functools.partial
     parameters = [p for p in inspect.signature(inspect.unwrap(function)).parameters.values() if p.name != "self"]
     own = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -51,8 +51,8 @@ def of(function: Callable[..., object]) -> Keywords:
 def checked(function: Callable[P, R], place: Callable[[str], str] = lambda key: "") -> Callable[P, R]:
     """Return ``function`` with its name, signature and documentation. Wrong arguments raise WrongArguments.
 
-    If it passes on ``**keywords``, these must be typed as ``Unpack[a TypedDict]``, which lists the known ones.
-    ``place`` returns a text about where an unknown keyword belongs, or an empty one.
+    If ``function`` has ``**keywords``, these must be typed as ``Unpack[a TypedDict]``. The TypedDict lists the known
+    keywords. ``place`` returns a text that tells where an unknown keyword belongs, or an empty text.
     """
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     public = tuple(f"fastagg.{room}" for room in ("distill", "durable", "presets", "rules", "server", "storage"))
@@ -69,14 +69,14 @@ def checked(function: Callable[P, R], place: Callable[[str], str] = lambda key: 
 
 
 def made(kind: Callable[..., R], settings: Mapping[Any, Any]) -> R:
-    """Return an object of a class, from settings as plain data."""
+    """Return an object of the class ``kind``, made from settings as plain data."""
     if not all(isinstance(key, str) for key in settings):
         raise WrongArguments(_checks.wrong(kind.__name__, "settings by their names", settings))
     return checked(kind)(**settings)
 
 
 def passes_on(function: Callable[..., object], more: Mapping[str, object]) -> None:
-    """Give a function's signature the keywords that it passes on, with their defaults, in place of ``**keywords``."""
+    """In a function's signature, replace ``**keywords`` by the keywords that it passes on, with their defaults."""
     own = inspect.signature(function, eval_str=True)
     plain = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     passed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in more.items()]
@@ -86,7 +86,8 @@ def passes_on(function: Callable[..., object], more: Mapping[str, object]) -> No
 def _wrong(
     known: Keywords, args: tuple[object, ...], keywords: Mapping[str, object], place: Callable[[str], str]
 ) -> tuple[str, str] | None:
-    """Return what is wrong with a call's arguments, and what to write in the brackets instead."""
+    """Return what is wrong with a call's arguments, and what to write in the brackets instead. None: nothing is
+    wrong."""
     settings, _, named, positional, needed = known
     for key in keywords:
         if key not in settings and key not in positional:

@@ -57,7 +57,7 @@ class Leaf:
         tensor([2., 2.])
     """
 
-    _sum = SwapCell[_Sum]()  # the native call that adds to the total also replaces `_sum`, so no interrupt comes between
+    _sum = SwapCell[_Sum]()  # replaced by the native call that adds to the total, so no interrupt comes between
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """The names of the presets, the package's parts and users' own parts.
 
-A checkpoint contains parts as a name and settings, so a program that reads it must know the names. :mod:`fastagg.rules`
-and :mod:`fastagg.presets` register the package's own, and :func:`register` a user's.
+A checkpoint contains a part's name and settings, so a program that reads the checkpoint must know the name.
+:mod:`fastagg.rules` and :mod:`fastagg.presets` register the package's own names. :func:`register` registers a user's
+part.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _presets: dict[str, Callable[..., Any]] = {}
 
 
 def fill() -> None:
-    """Import the package's own parts and presets, which register themselves. fastagg/__init__.py replaces this."""
+    """Import the package's own parts and presets, which register themselves. fastagg/__init__.py replaces this
+    function."""
 
 
 def add_kind(kind: str, base: type) -> None:
@@ -44,7 +46,7 @@ def add_kind(kind: str, base: type) -> None:
 
 
 def register(part: type[T]) -> type[T]:
-    """Register a part of your own, so that checkpoints with it can be loaded. It is a class decorator.
+    """Register a part of your own, so that checkpoints with this part can be loaded. This is a class decorator.
 
     ::
 
@@ -54,20 +56,20 @@ def register(part: type[T]) -> type[T]:
             power: float = 1.0
             ...
 
-    Its name is the class's name. The program that loads the checkpoint must register the class, too, before
+    The part's name is the class's name. A program that loads such a checkpoint must register the class before
     :func:`fastagg.load`. A checkpoint contains the name and the settings, but never code.
 
     Args:
         part: a frozen dataclass derived from :class:`fastagg.Direction`, :class:`fastagg.Optimizer` or
-            :class:`fastagg.Staleness`. Settings are its fields: numbers, text, None, and lists, tuples and dicts of
-            them.
+            :class:`fastagg.Staleness`. Its fields are its settings: numbers, text, None, and lists, tuples and dicts of
+            these.
 
     Returns:
         ``part``, unchanged.
 
     Raises:
-        ConfigError: it is not such a class, or another class has this name. If the same class is defined again, for
-            example when a notebook's cell runs twice, it replaces the old one.
+        ConfigError: ``part`` is not such a class, or another class has this name. If the same class is defined again,
+            for example when a notebook's cell runs twice, the new class replaces the old one.
 
     Example:
         >>> from dataclasses import dataclass
@@ -96,7 +98,7 @@ def register(part: type[T]) -> type[T]:
 
 
 def parts(kind: str) -> Mapping[str, type]:
-    """Return all parts of a kind (``direction``, ``optimizer`` or ``staleness``) as name to class."""
+    """Return all parts of a kind (``direction``, ``optimizer`` or ``staleness``): name -> class."""
     fill()
     return {name: part for (of, name), part in _parts.items() if of == kind}
 
@@ -112,7 +114,7 @@ def describe(part: Any) -> Plain:
 
 
 def check_settings(part: object) -> None:
-    """Refuse a part of a user's own with a setting that a checkpoint cannot hold."""
+    """Raise ConfigError if a user's own part has a setting that a checkpoint cannot hold."""
     if type(part).__module__.startswith("fastagg.") or not is_dataclass(part):
         return
     for setting in fields(part):
@@ -154,7 +156,8 @@ def part(kind: str, settings: Mapping[str, object]) -> Any:
 def preset(function: Callable[P, R]) -> Callable[P, R]:
     """Register a preset under its name. Wrong keywords raise ConfigError with the line to write.
 
-    Keywords that it passes on to :class:`fastagg.Server` must be typed: ``**server: Unpack[fastagg.ServerSettings]``.
+    Keywords that the preset passes on to :class:`fastagg.Server` must be typed, for example as ``**server:
+    Unpack[fastagg.ServerSettings]``.
     """
     checked = _keywords.checked(function, _place)
     _presets[function.__name__] = checked
@@ -162,7 +165,8 @@ def preset(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _place(key: str) -> str:
-    """Return which part has a setting that a preset does not pass on, and what to write. Empty: no part has it."""
+    """Return a text that names the parts with the setting ``key``, for presets that do not pass it on. Empty: no part
+    has this setting."""
     ours = (part for part in _parts.values() if part.__module__.startswith("fastagg."))
     owners = [part.__name__ for part in ours if any(setting.name == key and setting.init for setting in fields(part))]
     owners = ["Server"] if key in _bases else owners

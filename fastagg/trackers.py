@@ -1,7 +1,7 @@
 """Trackers for metrics: a CSV file, or TensorBoard, MLflow and Weights & Biases through their own clients.
 
 A tracker gets one row of numbers at a time, ``log({"accuracy": 0.9}, step=3)``, and is closed at the end. Every
-integration and ``fastagg.sim.run`` take ``trackers=``: trackers, or plain data that a configuration file can hold::
+integration and ``fastagg.sim.run`` have an argument ``trackers``: trackers, or plain data for configuration files::
 
     trackers = {"tensorboard": "runs/fadas", "mlflow": {"experiment": "digits"}, "wandb": {"project": "digits"}}
 """
@@ -31,7 +31,7 @@ class Tracker(Protocol):
         """Take one row of metrics of one step (a version of the model)."""
 
     def close(self) -> None:
-        """Finish: no more rows follow."""
+        """End the tracker. No more rows follow."""
 
 
 # The argument ``trackers`` of integrations and runs.
@@ -42,7 +42,7 @@ class CSV:
     """Writes lines of ``version,metric,value`` to a file. A metric of one client is called ``client/CLIENT/METRIC``.
 
     Args:
-        file: lines are added to it.
+        file: the path of the file. If it exists, lines are appended.
     """
 
     def __init__(self, file: str) -> None:
@@ -87,10 +87,10 @@ class MLflow:
     """A run of MLflow.
 
     Args:
-        experiment: its name. None: MLflow's default experiment.
-        uri: URI of the tracking server. None: MLflow's own setting.
-        run_name: name of this run. None: MLflow chooses one.
-        run_id: id of a run to continue.
+        experiment: the experiment's name. None: MLflow's default experiment.
+        uri: the tracking server's URI. None: MLflow's own setting.
+        run_name: the name of this run. None: MLflow chooses a name.
+        run_id: the id of a run to continue. None: a new run.
 
     Raises:
         MissingDependency: mlflow is not installed.
@@ -124,7 +124,7 @@ class WandB:
 
     def __init__(self, project: str | None = None, **init: object) -> None:
         self._run: Foreign = _imported("wandb", "wandb").init(project=project, **init)
-        # W&B's own steps may only grow, but clients' metrics of a version come after the next version's row.
+        # W&B's own steps may only grow, but a version's client metrics may come after the next version's row.
         self._run.define_metric("version")
         self._run.define_metric("*", step_metric="version")
 
@@ -139,8 +139,8 @@ _KNOWN: dict[str, Callable[..., Tracker]] = {"csv": CSV, "tensorboard": TensorBo
 
 
 def made(trackers: AnyTrackers) -> list[Tracker]:
-    """Return the trackers of ``trackers=``: one, several, or ``{name: settings}``: a mapping, or the first setting
-    alone."""
+    """Return a list of trackers. ``trackers``: a tracker, several, or ``{name: settings}``. The settings of a tracker are
+    a mapping, or its first setting alone."""
     if trackers is None:
         return []
     if isinstance(trackers, Tracker):
@@ -155,7 +155,7 @@ def made(trackers: AnyTrackers) -> list[Tracker]:
 
 
 def placed(trackers: AnyTrackers, folder: Path) -> AnyTrackers:
-    """Return trackers' plain settings with absolute paths. Relative ones are taken from ``folder``."""
+    """Return trackers' plain settings with absolute paths. Relative paths are in ``folder``."""
     if isinstance(trackers, Tracker) or not isinstance(trackers, Mapping):
         return trackers
     names, places = {"csv": "file", "tensorboard": "folder"}, dict(trackers)

@@ -1,5 +1,5 @@
-"""Executes a server's log again, and compares the outcome with what its folder and its receipts say. It writes nothing
-and takes no lock, so it may run beside the server, or on a copy of the folder on another machine."""
+"""Executes a server's log again, and compares the outcome with the server's folder and receipts. An audit writes nothing
+and takes no lock, so it may run while the server runs, or on a copy of the folder on another machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COMPARED = "version", "steps", "flat", "moments", "direction"  # parts of a sta
 
 
 class _Differs(Exception):
-    """The first thing that is not as it should be."""
+    """The first difference that an audit finds."""
 
 
 def audit(
@@ -33,24 +33,24 @@ def audit(
     receipts: Iterable[Any] = (),
     make: Callable[[], Server] | None = None,
 ) -> Plain:
-    """Execute the log of a server's folder again, and compare: each decision with the recorded one, each later
-    checkpoint with the state that the log leads to, and receipts with the digest of the history.
+    """Execute the log of a server's folder again. Compare each decision with the recorded decision, each later
+    checkpoint with the state after the same records, and each receipt with the digest of the records.
 
     Args:
-        path: a folder of :func:`fastagg.open`, or a copy of one. The server may be running.
-        start: the number of the checkpoint to begin with; None: the oldest.
+        path: a folder of :func:`fastagg.open`, or a copy of it. The server may be running.
+        start: the number of the first checkpoint. None: the oldest.
         receipts: receipts with a digest, or dictionaries with their ``record`` and ``digest``.
-        make: makes the server, if the checkpoint alone cannot: FedEcho, or a rule that is not registered.
+        make: makes the server. It is needed for FedEcho, or if the rule is not registered.
 
     Returns:
-        Plain data: ``same`` (whether all agrees), ``problem`` (the first thing that does not, or None), ``where`` (its
-        file and byte, if it has one), ``start``, ``last`` (numbers of the first checkpoint and the last record),
-        ``counts`` (operations by kind), ``version``, and two hashes: ``digest`` of the records and ``model``, the
-        SHA-256 of the parameters. Two audits of one history have the same ones, on any processor.
+        Plain data: ``same`` (whether there is no difference), ``problem`` (the first difference, or None), ``where``
+        (the file and byte of the problem, or None), ``start``, ``last`` (numbers of the first checkpoint and the last
+        record), ``counts`` (operations by kind), ``version``, ``digest`` (the hash of the records) and ``model`` (the
+        SHA-256 of the parameters). Two audits of one history have the same two hashes on any processor.
 
     Raises:
-        CheckpointError: no checkpoint is there, or the server cannot be made from it. ConfigError: ``make`` makes
-            another server.
+        CheckpointError: there is no checkpoint, or the server cannot be made from it. ConfigError: ``make`` makes a
+            server with other settings.
 
     Example:
         >>> with fastagg.open("state/", lambda: fastagg.FedBuff(torch.zeros(2), buffer_size=1)) as server:
@@ -99,7 +99,7 @@ def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callab
 
 
 class _Audit(Replay):
-    """Executes the operations behind a checkpoint, until the first that differs."""
+    """Executes the operations after a checkpoint, until the first difference."""
 
     def __init__(
         self, server: Server, disk: Disk, listing: Contents, begin: Checkpoint, wanted: dict[int, str]
@@ -107,12 +107,13 @@ class _Audit(Replay):
         super().__init__(server, disk, listing)
         self.begin, self.wanted = begin, wanted
         self.last = begin.sequence
-        self.digest = begin.digest  # of all records that were executed, and before
+        self.digest = begin.digest  # the digest of all records up to `last`
         self.reader: Native = None
         self.where: str | None = None  # the file and the byte that were read last
 
     def whole(self) -> None:
-        """Execute all. What seems to be damaged is read again first: a running server may have been writing it."""
+        """Execute all records. A record that seems to be damaged is first read again, because a running server may have
+        been writing it."""
         self._read()
         while (record := self._next()) is not None:
             self._at(record.place)
@@ -137,7 +138,7 @@ class _Audit(Replay):
             self.check_checkpoint(checkpoint)
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Compare a checkpoint with the server, which has executed all before it."""
+        """Compare a checkpoint with the server after the same records."""
         name = checkpoint_name(checkpoint.sequence)
         if checkpoint.model != folder.model_digest(checkpoint.state["flat"]):
             raise _Differs(f"{name}: its model is not the one whose hash it has")
@@ -151,7 +152,7 @@ class _Audit(Replay):
             raise _Differs(f"{name}: it is not what the log leads to: {', '.join(differ[:5])}")
 
     def _read(self) -> None:
-        """Begin to read behind the last record that was executed."""
+        """Make a reader that begins after the last executed record."""
         after = self.begin._replace(sequence=self.last, digest=self.digest, log_end=self.last)
         self.reader = read_log(self.disk, self.listing, after)
 
@@ -162,7 +163,7 @@ class _Audit(Replay):
     def _next(self) -> Native:
         try:
             return self.reader.next()
-        except CheckpointError:  # a running server may have been writing what was read
+        except CheckpointError:  # a running server may have been writing the record
             self._at(self.reader.end[:2])
             self.listing = contents(self.disk)
             self._read()

@@ -1,5 +1,5 @@
-"""Reports the contents of a server's folder or file, whether every checksum is right, and what an opening would do. It
-writes nothing and takes no lock."""
+"""Reports the contents of a server's folder or file, whether every checksum is right, and what an opening would do. This
+module writes nothing and takes no lock."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def examine(path: Path, *, replay: bool = False) -> dict[str, Any]:
         replay: for a folder, also execute all operations of its log on a server in memory, as an opening does.
 
     Returns:
-        Plain data: ``kind`` (``folder`` or ``file``), ``healthy``, ``problems`` (descriptions of what is wrong), and
-        the contents. For a folder also ``recovery``: what :func:`fastagg.open` would do.
+        Plain data: ``kind`` (``folder`` or ``file``), ``healthy``, ``problems`` (their descriptions), and the contents.
+        For a folder also ``recovery``: what :func:`fastagg.open` would do.
     """
     with named(path):
         if not path.exists():
@@ -102,7 +102,7 @@ def _checkpoints(
             newest = read_checkpoint(disk, sequence)
             oldest = oldest or newest
             report |= _summary(newest.state)
-        except OtherFormat:  # which an opening refuses
+        except OtherFormat:  # an opening would refuse the folder
             raise
         except (CheckpointError, OSError) as error:
             if is_gone(disk, sequence):
@@ -116,7 +116,8 @@ def _checkpoints(
 def _log(
     disk: Disk, listing: Contents, oldest: Checkpoint, newest: Checkpoint, replay: bool, problems: list[str]
 ) -> dict[str, Any]:
-    """What the log holds, and what an opening makes of it: that reads what is behind the newest checkpoint."""
+    """Report the contents of the log, and what an opening would do with them. An opening reads the log after the newest
+    checkpoint."""
     walk, verdict, reader = Replay(None, disk, listing), "go on", None
     try:
         if replay:
@@ -146,10 +147,11 @@ def _log(
 
 
 def _check_room(disk: Disk, listing: Contents, newest: Checkpoint, problems: list[str]) -> None:
-    """Report a volume that has no room for the next checkpoint, and none was kept: a server that fills it stops."""
+    """Report a problem if neither the volume nor the reserved files have room for the next checkpoint. On a full volume
+    such a server would stop."""
     update = 4 * newest.state["flat"].numel()
     needed = max(0, 2 * update - max((_size(disk, name) for name in listing.rooms), default=0))
-    if update > SMALL and not listing.uploads:  # one of them may have it
+    if update > SMALL and not listing.uploads:  # an upload may be using the spare file
         needed += max(0, update - _size(disk, folder.SPARE))
     for name, size in zip(
         (trees.TENSORS, trees.MANIFEST), trees.used(disk, checkpoint_name(newest.sequence)), strict=True
@@ -162,22 +164,23 @@ def _check_room(disk: Disk, listing: Contents, newest: Checkpoint, problems: lis
 
 
 def _before(disk: Disk, listing: Contents, oldest: Checkpoint, newest: Checkpoint, problems: list[str]) -> Any:
-    """Read the log from the oldest checkpoint on, which an opening needs if the newest is damaged. Report what is wrong
-    up to the newest. Return the reader, or None."""
+    """Read the log from the oldest checkpoint on. An opening needs this part of the log if newer checkpoints are
+    damaged. Report problems before the newest checkpoint. Return the reader, or None."""
     only = f"only {checkpoint_name(oldest.sequence)} needs it"
     reader, walk = None, Replay(None, disk, listing)
     try:
         reader = read_log(disk, listing, oldest)
         walk.all(reader)
     except (FastaggError, OSError) as error:
-        if walk.last < newest.sequence:  # the other way reports what comes behind
+        if walk.last < newest.sequence:  # later problems are reported by the reading from the newest checkpoint
             problems.append(f"{error} ({only})")
         return reader
     return reader
 
 
 def _torn(disk: Disk, listing: Contents, reader: Any) -> str | None:
-    """Where behind the last record lies what is none. A crash leaves such records, which were not acknowledged."""
+    """Return the place of an incomplete record after the last record. None: there is none. A crash leaves such records.
+    They were not acknowledged."""
     if reader is None or not reader.is_torn:
         return None
     segment, place, _ = reader.end
@@ -185,10 +188,10 @@ def _torn(disk: Disk, listing: Contents, reader: Any) -> str | None:
 
 
 def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Server] | None = None) -> Server:
-    """Return a server in memory with a checkpoint's state. ``what`` asks for it.
+    """Return a server in memory with a checkpoint's state. ``what``: the caller's name in messages.
 
     Args:
-        make: makes the server, if the checkpoint alone cannot: FedEcho, or a rule that is not registered.
+        make: makes the server. It is needed for FedEcho, or if the rule is not registered.
     """
     from fastagg.server.loading import server_from
 

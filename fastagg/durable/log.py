@@ -1,6 +1,7 @@
-"""The log of a server: what changes the server is written down, and an answer is acknowledged when that is on the disk.
+"""The log of a server: every change of the server is recorded, and an answer is acknowledged when its record is on the
+disk.
 
-The engine makes the records (csrc/log). This is what a server of a folder has besides: its checkpoints and its uploads.
+The engine makes the records (csrc/log). This module has the log's other operations: checkpoints and uploads.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from fastagg.server.dispatch import Client, Receipt
 from fastagg.server.server import Durability
 from fastagg.server.uploads import HeldUpload, Refusing, Upload
 
-SMALL = 256 << 10  # bytes of an upload that waits in memory, and lies in the log: a file costs two syncs, and a name
+# The most bytes of an upload that waits in memory and is written to the log. A file would cost two syncs and a name.
+SMALL = 256 << 10
 
 
 class Log:
-    """What a server of a folder has.
+    """The log, the checkpoints and the uploads of a server with a folder.
 
     Args:
-        disk: the folder, locked.
-        journal: csrc/log/journal.h.
+        disk: the locked folder.
+        journal: the native log (csrc/log/journal.h).
 
     Attributes:
         folder: the folder's path.
-        durability: which answers wait for the disk: none of them, those that make a step, or each arrival.
+        durability: which answers wait for the disk: none, those that make a step, or all.
     """
 
     def __init__(self, disk: Disk, journal: Native, keeper: Keeper, uploads: Uploads, durability: Durability) -> None:
@@ -44,22 +46,22 @@ class Log:
         self._disk, self._uploads = disk, uploads
         update = 4 * keeper.parts.layout.size
         uploads.spare = update if update > SMALL else 0
-        self._is_open = True  # until the folder is given back
+        self._is_open = True  # False: the folder is closed and unlocked
         self._process = os.getpid()
 
     def flush(self) -> None:
-        """Wait until all that has happened so far is on the disk."""
-        if os.getpid() != self._process:  # a fork has no thread that writes
-            with self.keeper.running.engine.reading:  # refuses it
+        """Wait until all records so far are on the disk."""
+        if os.getpid() != self._process:  # in a forked process, no thread writes
+            with self.keeper.running.engine.reading:  # raises an error in a fork
                 pass
         self.journal.wait(self.journal.last)
 
     def checkpoint(self) -> Path:
-        """Write a checkpoint now, and wait for it. Return its folder."""
+        """Write a checkpoint, and wait until it is on the disk. Return its folder."""
         return self.folder / checkpoint_name(self.keeper.checkpoint())
 
     def whole_state(self) -> State:
-        """Return the state at one moment, from a new checkpoint: nobody waits for a copy of it."""
+        """Return the state at one moment. It is read from a new checkpoint, so other calls need not wait for a copy."""
         while True:
             number = self.keeper.checkpoint()
             name = checkpoint_name(number)
@@ -71,13 +73,14 @@ class Log:
                 return state
             except CheckpointError:
                 if number in self.keeper.kept:
-                    raise  # else its room became that of a newer one while it was read
+                    raise  # otherwise a newer checkpoint was written over this one while it was read
 
     def upload(
         self, size: int, dtype: torch.dtype | None, encoded: int | None, task: tuple[Client, int],
         finish: Callable[..., Receipt], refusing: Refusing,
     ) -> Upload:  # fmt: skip
-        """Return an update that will arrive in chunks, for a task. ``finish`` takes it, and the file that it is in."""
+        """Return a new upload for a task's update that will arrive in chunks. ``finish`` gets the update, and its file's
+        record if it has a file."""
         self.journal.check()
         nbytes = size * getattr(dtype or torch.float32, "itemsize", 1) if encoded is None else encoded
         if nbytes <= SMALL:
@@ -85,9 +88,9 @@ class Log:
         return StoredUpload(size, dtype, finish, refusing, encoded, self._disk, self._uploads, task)
 
     def close(self, seconds: float | None = None) -> None:
-        """Write what waits and give the folder back. Wait no longer than ``seconds`` for each. Every part of this may
-        be done twice, so a signal handler may call it while it interrupts such a call."""
-        if not self._is_open or os.getpid() != self._process:  # a fork has neither the threads nor the lock
+        """Write the waiting records, then close and unlock the folder. Wait no longer than ``seconds`` for each of the
+        two threads. Every part of this may run twice, so a signal handler that interrupts this method may call it."""
+        if not self._is_open or os.getpid() != self._process:  # a forked process has neither the threads nor the lock
             return
         if seconds is None:
             self.keeper.refuse_with_lock("close()")

@@ -154,8 +154,8 @@ def used(disk: Disk, folder: str) -> list[int]:
 
 
 def reserve(disk: Disk, folder: str, sizes: list[int], slack: int = 0) -> list[int]:
-    """Reserve ``sizes`` bytes for the two files of a folder, and about ``slack`` bytes more if there is room. The folder
-    may be new. Return the files' sizes."""
+    """Reserve ``sizes`` bytes for the two files of a folder, and about ``slack`` bytes more if there is room. The
+    folder may be new. Return the files' sizes."""
     disk.make_folder(folder)
     has = []
     for name, size in zip((TENSORS, MANIFEST), (-(-size // BLOCK) * BLOCK for size in sizes), strict=True):

@@ -2,8 +2,8 @@
 
 Every draw in a run comes from a generator made from (seed, stream, key...). For example, the delay of client 7's third
 dispatch is the same number whatever the other clients did before. So two methods with the same seed see the same
-clients, delays and arrivals. The order in which clients are trained (or several at once) changes nothing. A resumed run
-needs only counters, no generator states. Importing this module imports no torch.
+clients, delays and arrivals. The order in which clients are trained has no effect, and several may be trained at once.
+A resumed run needs only counters, no generator states. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _stream(name: str) -> int:
 
 
 def words(seed: int, stream: str, *key: int) -> bytes:
-    """Return the 32 random bytes that ``stream`` and ``key`` begin from."""
+    """Return the 32 random bytes from which the generator of ``stream`` and ``key`` begins."""
     return blake2b(_PACK[len(key)](seed, _stream(stream), *key), digest_size=32).digest()
 
 
@@ -56,11 +56,11 @@ def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(hashed))  # type: ignore[arg-type]
 
 
-# One number needs no generator, which takes longer to make than to use. Neither does an order of samples.
+# The next three functions build no generator, because building one takes longer than a draw.
 
 
 def uniform(seed: int, stream: str, *key: int) -> float:
-    """Return ``generator(seed, stream, *key).random()``, sooner."""
+    """The same value as ``generator(seed, stream, *key).random()``, without building the generator."""
     return native.uniform(words(seed, stream, *key))
 
 
@@ -89,11 +89,12 @@ def integer(seed: int, stream: str, *key: int) -> int:
 
 @contextmanager
 def seeded(seed: int, stream: str, *key: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Let torch draw from this seed, on the CPU and these devices. Its global generators do not change."""
+    """Seed torch's draws in a ``with`` block, on the CPU and ``devices``. Afterwards torch's generators have their old
+    states."""
     import torch
 
     several = list(devices)
     with torch.random.fork_rng(devices=several):
-        # The CPU's alone in a tenth of the time: the other way asks for every kind of device.
+        # Seeding only the CPU's generator takes a tenth of the time, because manual_seed asks for every kind of device.
         (torch.manual_seed if several else torch.default_generator.manual_seed)(integer(seed, stream, *key))
         yield

@@ -1,4 +1,4 @@
-"""Operations on open files in which operating systems differ."""
+"""Operations on open files that differ between operating systems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fastagg.errors import CheckpointError, FastaggError
 
 
 class OtherFormat(CheckpointError):
-    """A file is of another format, and so not known to be damaged. csrc/log/segment.cpp says the same of the log."""
+    """A file has another format, which does not mean that it is damaged. csrc/log/segment.cpp has this error for the
+    log."""
 
     def __init__(self, what: object, number: object, reads: int) -> None:
         super().__init__(f"{what}: it is of format {number!r}, and this version of fastagg reads format {reads}")
@@ -25,7 +26,7 @@ class OtherFormat(CheckpointError):
 
 @contextlib.contextmanager
 def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Iterator[None]:
-    """Raise the system's errors as errors of this ``kind``, which name the path."""
+    """Raise the system's errors in a ``with`` block as errors of this ``kind`` that name the path."""
     try:
         yield
     except OSError as error:
@@ -35,40 +36,40 @@ def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Itera
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the volume, or a user's share of it, has no room."""
+    """Whether the error means that the volume, or a user's quota, has no room."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def allocate(file: int, size: int) -> None:
-    """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. A file
-    that cannot have all of them is left as it was."""
+    """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. If there
+    is not enough room for all bytes, the file stays as it was."""
     status = os.fstat(file)
     at = status.st_size
     try:
         if hasattr(os, "posix_fallocate"):
             if status.st_blocks * 512 < at:
                 at = 0
-            if at < size:  # a full XFS refuses blocks that the file has already
+            if at < size:  # only these, because a full XFS refuses even blocks that the file has
                 os.posix_fallocate(file, at, size - at)
             return
         while at < size:
             at += os.pwrite(file, bytes(min(size - at, 1 << 20)), at)
     except OSError:
-        os.ftruncate(file, status.st_size)  # otherwise it keeps what it got
+        os.ftruncate(file, status.st_size)  # gives the reserved blocks back
         raise
 
 
 def write_in_place(folder: int) -> None:
-    """Let the files of a folder, made from now on, be written where they are: btrfs would copy, which takes room."""
-    with contextlib.suppress(OSError):  # others have no such flag, and no need of it
+    """Let new files in a folder be overwritten in place. btrfs would otherwise copy the blocks, which takes room."""
+    with contextlib.suppress(OSError):  # other file systems lack this flag, and do not need it
         (flags,) = struct.unpack("l", fcntl.ioctl(folder, 0x80086601, bytes(8)))  # FS_IOC_GETFLAGS
         fcntl.ioctl(folder, 0x40086602, struct.pack("l", flags | 0x00800000))  # FS_IOC_SETFLAGS, FS_NOCOW_FL
 
 
 def sync(file: int, *, names: bool = False) -> None:
-    """Wait until a file's content is on the disk; with ``names``, those in a folder.
+    """Wait until a file's content is on the disk. With ``names``, ``file`` is a folder, and its names are synced.
 
-    As csrc/log/disk.cpp: on macOS a plain sync leaves the data in the disk's own cache.
+    As in csrc/log/disk.cpp: on macOS a plain sync would leave the data in the disk's own cache.
     """
     full = getattr(fcntl, "F_FULLFSYNC", None)
     if full is not None:
@@ -82,7 +83,7 @@ def sync(file: int, *, names: bool = False) -> None:
 
 
 def sync_folder(path: Path | str, *, inside: int | None = None) -> None:
-    """Wait until the names in a folder are on the disk. ``inside``: the open folder that it is in."""
+    """Wait until the names in a folder are on the disk. ``inside``: the open folder to which ``path`` is relative."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=inside)
     try:
         sync(folder, names=True)
@@ -91,8 +92,8 @@ def sync_folder(path: Path | str, *, inside: int | None = None) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder that may be there, and those that it is in. Their names are on the disk when this returns, also if
-    somebody made them before, and was killed."""
+    """Make a folder and its parents, if they do not exist. Their names are on the disk when this returns, even if a
+    killed process has made them."""
     path.mkdir(parents=True, exist_ok=True)
     for parent in path.absolute().parents:
         try:
@@ -100,13 +101,13 @@ def make_folder(path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL):
                 raise
-            return  # what somebody else gave us was there before
+            return  # a folder that we may not open was there before
 
 
 @contextlib.contextmanager
 def whole(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of ``path``, and is on the disk, if the block ends without an error; otherwise
-    nothing has changed. ``mode``: the new file's. None: as the system has it."""
+    """Open a new file for a ``with`` block. If the block ends without an error, the file replaces ``path``, and is on
+    the disk. Otherwise nothing has changed. ``mode``: the new file's mode. None: the system's default."""
     temporary = path.with_name(f"{path.name}{secrets.token_hex(4)}.partial")
     try:
         with open(temporary, "xb", opener=partial(os.open, mode=0o666 if mode is None else 0o600)) as file:
@@ -123,6 +124,6 @@ def whole(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a small file whole, or not at all. It is on the disk when this returns."""
+    """Write a small file as a whole, or not at all. The file is on the disk when this returns."""
     with whole(path) as file:
         file.write(content)

@@ -64,8 +64,8 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
 
     Args:
         read: ``read(task, reply)`` returns the answer to the task.
-        keep: ``keep(holder, reply, receipt)`` returns the part of a reply that is kept. The receipt is None if the reply
-            does not count.
+        keep: ``keep(holder, reply, receipt)`` returns the part of a reply that is kept. The receipt is None if the
+            reply does not count.
 
     Attributes:
         good: the kept parts of the replies that count.
@@ -111,8 +111,8 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         """End the round. Return whether the model has stepped.
 
         Raises:
-            RunFailed: clients fail, or are refused, again and again. Or no reply of the round could be used, for reasons
-                that are not a single client's fault.
+            RunFailed: clients fail, or are refused, again and again. Or no reply of the round could be used, for
+                reasons that are not a single client's fault.
         """
         session = self._session
         session.close_round()

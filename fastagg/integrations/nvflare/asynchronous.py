@@ -1,4 +1,4 @@
-"""Asynchronous training as a controller for FLARE's ordinary clients. FLARE calls it, from several threads."""
+"""Asynchronous training as a controller for FLARE's ordinary clients. FLARE calls it from several threads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fastagg.server.dispatch import Dispatch, Receipt
 class AsyncController(ModelController):
     """Asynchronous training in FLARE: an idle client gets the newest model, and every reply is added as it arrives.
 
-    Clients run FLARE's ordinary executors and scripts. A client fails if it reports an error, is away for longer than
+    Clients run FLARE's ordinary executors and scripts. A client fails if it reports an error, takes longer than
     ``timeout``, or sends a reply that is refused. Other clients never wait for it. A permanent problem ends the job.
 
     Versions are FLARE's rounds. As many replies as there are clients make one round of events (``ROUND_STARTED``,
@@ -40,21 +40,21 @@ class AsyncController(ModelController):
 
     Args:
         algorithm: a preset's name.
-        settings: its keyword arguments, as plain data.
-        versions: the run ends after this number of steps, including those before a restart.
+        settings: the preset's keyword arguments, as plain data.
+        versions: the run ends after this number of steps, including the steps before a restart.
         timeout: seconds after which a task ends. Later replies do not count. 0: never.
-        end_timeout: seconds that the end of the job waits for clients that still train. Their replies do not count, but
-            a client whose job ends meanwhile stops with an error. The model is saved before.
+        end_timeout: how many seconds the end of the job waits for clients that still train. Their replies do not count,
+            but a client whose job ends during its training stops with an error. The model is saved before.
         checkpoint: a file on the server, written every ``save_every`` versions and at the end. A restart continues
             from it. A relative path is in a folder that FLARE keeps: see the log's first line.
-        save_every: versions between checkpoints. With more than 1, a server that is killed loses those in between.
+        save_every: versions between checkpoints. A killed server loses the versions since the last checkpoint.
         clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
         task_name: the task's name for the clients' executors.
         persistor_id: FLARE's component that provides the first model and stores the last.
         stop, best, trackers, max_failures, max_in_a_row, retry_after, max_seconds, evaluate_every: see
-            :class:`fastagg.integrations.goals.Settings`, as plain data. The clients' own metrics are called
-            ``clients/accuracy`` there.
+            :class:`fastagg.integrations.goals.Settings`, as plain data. The names of the clients' own metrics begin
+            with ``clients/``, such as ``clients/accuracy``.
 
     Raises:
         ConfigError: a setting is refused.
@@ -85,7 +85,7 @@ class AsyncController(ModelController):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.05)
-        self.__dict__.update(arguments)  # from where FLARE writes a job's arguments
+        self.__dict__.update(arguments)  # FLARE writes a job's arguments from there
         self.timeout, self.end_timeout, self.persistor_id = timeout, end_timeout, persistor_id
         check_limits(versions=versions, timeout=timeout, save_every=save_every, end_timeout=end_timeout)
         known = {field.name for field in fields(Settings)} & arguments.keys()
@@ -96,7 +96,7 @@ class AsyncController(ModelController):
         self._ended = False
         self._broken: FastaggError | None = None
         self._came = threading.Event()
-        self._taking = threading.RLock()  # FLARE's threads hand replies over; each goes through all of it alone
+        self._taking = threading.RLock()  # FLARE's threads pass replies: one reply at a time is processed
 
     def run(self) -> None:
         """Run the workflow. FLARE calls this method.
@@ -106,7 +106,7 @@ class AsyncController(ModelController):
             RunFailed: a problem is permanent. The model and the checkpoint are saved.
         """
         traffic, model = self._traffic, self.load_model()
-        if model is None or not model.params:  # None: FLARE has said why it ends the job
+        if model is None or not model.params:  # None: FLARE has logged why it ends the job
             do = f'job.to_server(PTModel(net), id="{self.persistor_id}")'
             raise ConfigError(f"there is no first model: the job has no persistor {self.persistor_id!r}; write {do}")
         traffic.start(model.params, self.fl_ctx)
@@ -119,7 +119,7 @@ class AsyncController(ModelController):
                 self._came.clear()
         except FastaggError as error:
             self._broken = error
-        with self._taking:  # the reply of the last step is still being written down
+        with self._taking:  # waits for the processing of the last step's reply
             self._ended = True
         traffic.end()
         self.save_model(FLModel(ParamsType.FULL, traffic.model(), current_round=traffic.server.version))
@@ -144,7 +144,7 @@ class AsyncController(ModelController):
         """Send the newest model to all idle clients, except those that pause after a failure."""
         traffic = self._traffic
         with self._taking:
-            busy = traffic.book.busy  # only this thread sends
+            busy = traffic.book.busy  # other threads only remove clients, because only this thread sends
         for client in self.engine.get_clients():
             with self._taking:
                 if client.name in busy or traffic.session.failures.rests(client.name):
@@ -173,7 +173,7 @@ class AsyncController(ModelController):
             return False
         try:
             return isinstance(self._traffic.take(reply.meta["client_name"], reply), Receipt)
-        except RunFailed as error:  # FLARE would only log it
+        except RunFailed as error:  # FLARE would only log the error
             self._broken = error
             return False
 
@@ -181,21 +181,22 @@ class AsyncController(ModelController):
         client, code = client_task.client.name, client_task.result.get_return_code()
         with self._taking:
             super()._process_result(client_task, fl_ctx)
-            if self._ended:  # `Traffic.end` has said of each that its answer does not count
+            if self._ended:  # `Traffic.end` has logged that these tasks' answers do not count
                 self._traffic.book.end(self._traffic.book.keys_of(client))
                 return
-            unanswered = self._traffic.forget(client)  # nothing, unless it failed
+            unanswered = self._traffic.forget(client)  # 0, unless the client failed
             try:
                 if unanswered and code not in (None, ReturnCode.OK):
                     self._traffic.session.refused(client, ClientFailure(str(code)))
                 if (task := self._traffic.session.end_window(len(self.engine.get_clients()))) is not None:
                     self._tell_selectors(task, fl_ctx)
-            except FastaggError as error:  # FLARE would only log it
+            except FastaggError as error:  # FLARE would only log the error
                 self._broken = self._broken or error
         self._came.set()
 
     def _tell_selectors(self, task: Dispatch, fl_ctx: FLContext) -> None:
-        """End a round of FLARE's: its widgets look at the clients' metrics of this task's version."""
+        """End a round of FLARE's, so that its widgets read the clients' metrics. ``task``: of the version to which the
+        metrics are assigned."""
         model = make_model_learnable(dict(task.views), {})
         self._set_ctx_prop_preserving_attrs(fl_ctx, AppConstants.CURRENT_ROUND, task.version)
         fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=True)

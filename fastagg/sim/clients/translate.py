@@ -1,7 +1,7 @@
-"""Networks as tables of layers, which the compiled extension trains (csrc/train).
+"""Translates networks to tables of layers, which the compiled extension trains (csrc/train).
 
-A class of modules may say ``fused = True``: its ``forward`` does the same at every call, so that it is read once.
-What was read is believed after :mod:`fastagg.sim.clients.proof` has compared it with the module.
+A class of modules may set ``fused = True``. Its ``forward`` must then do the same at every call, because it is traced
+once. The table is used only after :mod:`fastagg.sim.clients.proof` has compared it with the module.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ Shape = tuple[int, ...]
 
 
 class TranslationError(Exception):
-    """Why a network is trained by torch."""
+    """A network cannot be translated, so torch must train it. The message has the reason."""
 
 
 class Value(NamedTuple):
-    """What a layer returns: the number of its image (0 is the input), and whether torch sees a vector for a sample."""
+    """The output of a layer. ``image``: its number in the table (0 is the input). ``vector``: whether it is a vector for
+    each sample in torch."""
 
     image: int
     vector: bool
@@ -37,9 +38,9 @@ class LayerTable:
     """The layers of ``module`` for inputs of ``shape``, in the form that ``native.Table`` takes.
 
     Attributes:
-        shape: of an input, as (channels, height, width).
-        layers: one dict each.
-        shapes: of the images; the one behind the i-th layer is the number i + 1.
+        shape: the shape of an input, as (channels, height, width).
+        layers: a dict for each layer.
+        shapes: the shapes of the images. The output of layer i (from 0) is image i + 1.
         counters: how many counters of batches the module has.
 
     Raises:
@@ -53,7 +54,7 @@ class LayerTable:
         self.shape: Shape = tuple(shape) if len(shape) == 3 else (shape[0], 1, 1)
         self.layers: list[Plain] = []
         self.shapes = [self.shape]
-        self._flat: dict[int, int] = {}  # images whose numbers lie in torch's order in another one
+        self._flat: dict[int, int] = {}  # image -> the image with the same numbers as a vector in torch's order
         buffers = dict(module.named_buffers())
         statistics = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
         self.counters = len(buffers) - len(statistics)
@@ -78,10 +79,10 @@ class LayerTable:
     def _read(self, module: nn.Module, source: Value) -> None:
         try:
             graph = fx.Tracer().trace(module)
-        except Exception as error:  # whatever a forward function does with what is no tensor
+        except Exception as error:  # a forward function may raise anything, because it gets no tensors here
             raise TranslationError(f"its forward function cannot be traced ({type(error).__name__})") from None
         values: dict[Foreign, Value] = {}
-        owners: dict[Foreign, fx.Node] = {}  # of the memory that a value lies in
+        owners: dict[Foreign, fx.Node] = {}  # node -> the node that made the memory of its value
         read = Counter[fx.Node]()
         for node in graph.nodes:
             read_by_it = [owners[arg] for arg in node.args if isinstance(arg, fx.Node)]
@@ -102,7 +103,8 @@ class LayerTable:
                 values[node] = self._add(node, module, [values[arg] for arg in inputs], alone)
 
     def _add(self, node: fx.Node, module: nn.Module, inputs: list[Value], alone: bool) -> Value:
-        """``alone``: nothing else reads the memory of the first input, so that it may be written to."""
+        """Add the layer of a node. ``alone``: whether no other node reads the memory of the first input, so that it may
+        be overwritten."""
         known, layer = dict(node.kwargs), _layer(node, module)
         in_place = node.target is operator.iadd or bool(known.pop("inplace", False))
         if layer is not None:
@@ -129,7 +131,8 @@ class LayerTable:
         return Value(len(self.layers), source.vector)
 
     def _relu(self, source: Value, alone: bool) -> Value:
-        """Let the layer before do it, if it has just been added and nothing else reads what it returns."""
+        """Let the layer before apply the ReLU, if that is the last layer so far and no other layer reads its output.
+        Otherwise add a layer."""
         if alone and source.image == len(self.layers) and not self.layers[-1].get("relu"):
             self.layers[-1]["relu"] = True
             return source
@@ -143,7 +146,8 @@ class LayerTable:
         return self.append("sum", left, self.shapes[left.image], other=right.image)
 
     def _vector(self, source: Value) -> Value:
-        """Return a value whose channels are the numbers of ``source``, in torch's order, if that is a vector."""
+        """If ``source`` is a vector in torch, return a value whose channels are its numbers in torch's order. Otherwise
+        return ``source``."""
         shape = self.shapes[source.image]
         if not source.vector or shape[1:] == (1, 1):
             return source
@@ -153,7 +157,7 @@ class LayerTable:
 
     def flatten(self, layer: nn.Flatten, name: str, source: Value) -> Value:
         _need((layer.start_dim, layer.end_dim) == (1, -1), f"the layer {name} flattens some dimensions only")
-        return source._replace(vector=True)  # a linear layer is a window over all of it
+        return source._replace(vector=True)  # a linear layer reads it as one window over the whole image
 
     def linear(self, layer: nn.Linear, name: str, source: Value) -> Value:
         _need(source.vector, f"the linear layer {name} does not read a vector")
@@ -208,7 +212,7 @@ class LayerTable:
         return self.append(kind, source, shape, kernel=kernel, stride=stride, padding=padding, **more)
 
     def _weights(self, layer: Foreign, name: str) -> Plain:
-        """Return where the weight and the bias lie in the vector of parameters, each of which is used once."""
+        """Return the offsets of the weight and the bias in the vector of parameters. Each may be used only once."""
         names = {kind: f"{name}{kind}" for kind in ("weight", "bias") if getattr(layer, kind) is not None}
         _need(self._parameters.keys() >= set(names.values()), _ONCE)
         return {kind: self._parameters.pop(place) for kind, place in names.items()}
@@ -223,7 +227,7 @@ def _need(held: object, why: str) -> None:
 
 
 def _places(arrays: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Return where each array begins in the vector of all."""
+    """Return each array's offset in the vector of all arrays."""
     ends = accumulate(array.numel() for array in arrays.values())
     return {name: end - array.numel() for (name, array), end in zip(arrays.items(), ends, strict=True)}
 
@@ -253,11 +257,11 @@ _MODULES: dict[type[nn.Module], Reader] = {
     nn.BatchNorm1d: LayerTable.batch_norm,
     nn.BatchNorm2d: LayerTable.batch_norm,
     nn.GroupNorm: LayerTable.group_norm,
-    nn.ReLU: LayerTable.identity,  # by LayerTable._relu, which asks who else reads its input
+    nn.ReLU: LayerTable.identity,  # not used: `_add` calls `_relu` for it
     nn.MaxPool2d: LayerTable.max_pool,
     nn.AvgPool2d: LayerTable.mean_pool,
     nn.AdaptiveAvgPool2d: LayerTable.whole_pool,
     nn.Flatten: LayerTable.flatten,
     nn.Identity: LayerTable.identity,
 }
-_KNOWN = {nn.Sequential, nn.ModuleList, nn.ModuleDict, *_MODULES}  # they do the same at every call
+_KNOWN = {nn.Sequential, nn.ModuleList, nn.ModuleDict, *_MODULES}  # classes that do the same at every call

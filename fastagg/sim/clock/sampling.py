@@ -1,17 +1,18 @@
-"""Who trains next in asynchronous federated learning.
+"""Chooses the client that trains next in asynchronous federated learning.
+
+A :class:`ClientPool` has these members:
 
 room                       how many more clients may get the model now
-soonest(now) -> float      when the next idle client may get it; infinite: never
-draw(now) -> int           the client that gets it then
-back(client)               it has answered, and is idle
-drop(gone, flying)         the clients ``gone`` never answer again; ``flying`` of them are training
+soonest(now) -> float      the time at which the next idle client may get the model; infinite: never
+draw(now) -> int           returns the client that gets the model at that time
+back(client)               notes that the client has answered, and is idle
+drop(gone, flying)         notes that the clients ``gone`` never answer again; ``flying`` of them are training
 
-Which idle client that is, is drawn evenly, as their availability allows, or by a function.
+A sampling rule chooses among the idle clients. It has two methods:
 
-A sampling rule has two methods:
-
-    choose(idle, now, arrival) -> int   the place in ``idle`` of the client that gets the model at the time ``now``
-    opens(client, now) -> float         when, from ``now`` on, the client may get it; infinite if never
+    choose(idle, now, arrival) -> int   returns the place in ``idle`` of the client that gets the model at ``now``
+    opens(client, now) -> float         returns the first time from ``now`` on at which the client may get the model;
+                                        infinite: never
 
 Draws are keyed by (seed, arrival), see seeds.py.
 """
@@ -31,14 +32,14 @@ from fastagg.sim.data.files import intervals
 from fastagg.sim.functions import parameters
 from fastagg.sim.seeds import below, generator
 
-# Takes the idle clients, the virtual time and a generator of this draw, and perhaps a view; returns one of the clients.
+# Takes the idle clients, the virtual time, this draw's generator, and perhaps a view. Returns one of the clients.
 SamplingFunction = Callable[..., int]
 
 
 class UniformSampling:
-    """Every idle client alike (FedBuff, FADAS, CA2FL, FedEcho)."""
+    """Draws from all idle clients with equal chances (FedBuff, FADAS, CA2FL, FedEcho)."""
 
-    always = True  # every client may always get the model
+    always = True  # whether every client may get the model at any time
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -51,12 +52,12 @@ class UniformSampling:
 
 
 class AvailabilitySampling(UniformSampling):
-    """Evenly among the clients that are available, by a trace of the times at which each of them is.
+    """Draws from the available idle clients with equal chances.
 
     Args:
-        traces: for each client the ``(begin, end)`` of its times, which begin with 0. A client that is sent the model
-            may answer when it is not available any more.
-        period: the traces begin again after so much time; None: they do not.
+        traces: for each client, the ``(begin, end)`` of the times at which it is available. A client may answer after
+            the end.
+        period: the time after which the traces begin again. None: they do not.
     """
 
     always = False
@@ -68,7 +69,7 @@ class AvailabilitySampling(UniformSampling):
 
     def opens(self, client: int, now: float) -> float:
         begins, ends, period = self._begins[client], self._ends[client], self._period
-        # A period that has gone by and a time in it round to just before their sum, where the client is there, too.
+        # `past` + a begin may round to just below that time. The small addition lets the client be available then, too.
         place = now + 4 * math.ulp(max(now, period or 0.0, *ends[-1:]))
         past, place = (0.0, place) if period is None else (place - place % period, place % period)
         at = bisect_right(begins, place)
@@ -80,7 +81,7 @@ class AvailabilitySampling(UniformSampling):
 
 
 class FunctionSampling(UniformSampling):
-    """By a function of the user's own."""
+    """Draws by a user's own function."""
 
     def __init__(self, seed: int, function: SamplingFunction, history: History) -> None:
         super().__init__(seed)
@@ -99,8 +100,9 @@ class FunctionSampling(UniformSampling):
 def read_traces(path: Path, clients: int, seed: int, period: float | None) -> list[list[tuple[float, float]]]:
     """Read the times at which each client is available from a CSV file with lines of client,begin,end, in virtual time.
 
-    If the file names its clients 0 to n - 1, client i has the times of i. Otherwise each has those of one in the file,
-    drawn evenly. DataError, with the line, if a time is none, or no client is ever available.
+    If the file's clients are named 0 to n - 1, and the run has n clients, client i has the times of the file's client
+    i. Otherwise each client has the times of a drawn client of the file, and all of these are used equally often.
+    DataError: a line has no valid times, or no client is ever available. The message has the line.
     """
     until = "" if period is None else f" of at most participation.period, {period:g}"
     traces = intervals(
@@ -115,7 +117,7 @@ def read_traces(path: Path, clients: int, seed: int, period: float | None) -> li
 
 
 def _joined(trace: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return begins and ends of a client's times, in order, those that touch as one."""
+    """Return the sorted begins and ends of a client's times. Times that touch are joined."""
     begins, ends = list[float](), list[float]()
     for begin, end in sorted(trace):
         if ends and begin <= ends[-1]:
@@ -127,10 +129,11 @@ def _joined(trace: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
 
 
 class ClientPool:
-    """M_c = ``concurrency`` clients train at once. After each arrival an idle one, drawn by ``rule``, gets the model.
+    """The clients of a run. ``concurrency`` (M_c) clients train at once. After each arrival ``rule`` draws an idle
+    client, which gets the model.
 
-    The client that has just answered is idle too and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho). Without
-    ``concurrency`` all clients train all the time, so each gets the new model when it answers (ACE, AsyncFedED), or as
+    The client that has just answered is also idle, and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho). Without
+    ``concurrency`` all clients train all the time: a client gets the new model when it answers (ACE, AsyncFedED), or as
     soon as it is available.
     """
 
@@ -140,7 +143,7 @@ class ClientPool:
         self._idle = list(range(clients))
         self._first: list[int] = []
         self._resting: list[int] = []
-        if type(self._rule) is UniformSampling:  # the first are taken from one order, and are no draws
+        if type(self._rule) is UniformSampling:  # the first clients are the first in one order
             order = self._idle if concurrency is None else generator(seed, "participation-start").permutation(clients)
             self._idle = [int(client) for client in order]
             self._first = self._idle[: self.room][::-1]
@@ -161,17 +164,17 @@ class ClientPool:
         else:
             ready = [slot for slot, client in enumerate(self._idle) if self._rule.opens(client, now) <= now]
             slot = ready[self._rule.choose([self._idle[slot] for slot in ready], now, self._arrivals - 1)]
-        # Move the last one into the gap, in O(1). A draw does not depend on the order.
+        # Remove the client in O(1): exchange it with the last one.
         self._idle[slot], self._idle[-1] = self._idle[-1], self._idle[slot]
         return self._idle.pop()
 
     def back(self, client: int, *, rests: bool = False) -> None:
-        """A client has answered. One that ``rests`` is not drawn before :meth:`wake`."""
+        """Note that a client has answered. ``rests``: whether it must not be drawn before :meth:`wake`."""
         (self._resting if rests else self._idle).append(client)
         self.room += 1
 
     def wake(self) -> None:
-        """There is a new version: those that rest can be drawn."""
+        """Note that there is a new version, so that resting clients can be drawn again."""
         self._idle += self._resting
         self._resting.clear()
 

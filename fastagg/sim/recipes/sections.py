@@ -1,4 +1,5 @@
-"""The sections of a recipe: their keys, types and defaults. Those of data are beside it, those of delays in clock."""
+"""The sections of a recipe: their keys, types and defaults. The data's sections are in sim/data, the delays' in
+sim/clock."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from fastagg.sim.functions import is_function
 
 
 class Algorithm(OpenSection):
-    """A preset of fastagg by name, or your own as "module:function". Every other key is one of its keywords ("none"
-    stands for Python's None). "given" stands for one passed to run()."""
+    """A preset of fastagg by name, or your own as "module:function". Every other key is a keyword of the preset. "none"
+    stands for Python's None. The name "given" stands for a preset that is passed to run()."""
 
     name: str
 
@@ -27,7 +28,8 @@ WIDTHS: dict[str, list[int]] = {
 
 
 class Model(Section):
-    """``widths``: hidden layers of the mlp, channels of the cnn. ``norm`` is for the cnn."""
+    """``widths``: the sizes of the mlp's hidden layers, or the numbers of the cnn's channels. ``norm``: the cnn's
+    normalization."""
 
     name: Literal["logistic", "mlp", "cnn"] = "mlp"
     widths: list[PositiveInt] = Field(default=[64])
@@ -42,8 +44,8 @@ class Model(Section):
 
 
 class ModelFunction(OpenSection):
-    """Your own network: a function "module:function" of shape, classes and the section's other keys; also of ``text``
-    if it takes that and the data are text. "given" stands for a function passed to run()."""
+    """Your own network: a function "module:function" of shape, classes and the section's other keys. If the data is
+    text, it may also have an argument ``text``. "given" stands for a function that is passed to run()."""
 
     name: str
 
@@ -55,12 +57,12 @@ else:
 
 
 class Client(Section):
-    """Local SGD, or another ``optimizer``: ``lr`` (eta_l), ``momentum`` and ``weight_decay`` are torch's. It runs
-    ``epochs`` passes or ``steps`` mini-batches of ``batch_size``; the default is 1 epoch.
+    """Local SGD, or another ``optimizer``. ``lr`` (eta_l), ``momentum`` and ``weight_decay`` have torch's meaning. A
+    client trains ``epochs`` passes or ``steps`` mini-batches of ``batch_size``. The default is 1 epoch.
 
-    ``mu`` is the weight of FedProx's proximal term; 0 turns it off. A client's n-th dispatch (from 0) trains with
-    ``lr * lr_decay**n``. ``clip_norm`` limits the norm of a mini-batch's gradient. ``optimizer`` "adam" and "adamw"
-    have torch's defaults beyond lr and weight decay.
+    ``mu`` is the weight of FedProx's proximal term. 0 turns the term off. A client's n-th dispatch (from 0) trains with
+    ``lr * lr_decay**n``. ``clip_norm`` limits the norm of a mini-batch's gradient. The optimizers "adam" and "adamw"
+    have torch's defaults, except for lr and weight decay.
     """
 
     lr: PositiveFloat
@@ -95,8 +97,8 @@ class Client(Section):
         return self.lr * self.lr_decay**number
 
     def steps_of(self, size: int, local_steps: int | None) -> int:
-        """Return how many mini-batches a client with ``size`` samples takes. ``local_steps`` of its task (AsyncFedED's
-        adaptive K) override ``epochs`` and ``steps``."""
+        """Return how many mini-batches a client with ``size`` samples trains. ``local_steps``: the number in its task
+        (AsyncFedED's adaptive K), which overrides ``epochs`` and ``steps``. None: the task has none."""
         if local_steps is not None:
             return local_steps
         if self.steps is not None:
@@ -105,7 +107,7 @@ class Client(Section):
         return self.epochs * -(-size // min(self.batch_size, size))
 
     def lengths(self, size: int, local_steps: int | None) -> list[int]:
-        """Return the length of each mini-batch. The last one of an epoch has what is left."""
+        """Return the length of each mini-batch. The last mini-batch of an epoch has the remaining samples."""
         batch_size = min(self.batch_size, size)
         per_epoch = -(-size // batch_size)
         return [
@@ -123,8 +125,8 @@ FunctionName = Annotated[str | None, AfterValidator(_named)]
 
 
 class UnlabelledData(Section):
-    """Unlabelled data for FedEcho: what the data has as ``unlabelled``, or ``share``, a part of the test set, which is
-    then not used for testing. At most ``samples`` are used."""
+    """Unlabelled data for FedEcho: the data's ``unlabelled`` samples, or a ``share`` of the test set. This share is then
+    not used for testing. At most ``samples`` are used."""
 
     share: Share = 0.0
     samples: PositiveInt = 2000
@@ -132,7 +134,7 @@ class UnlabelledData(Section):
 
 class Distill(Section):
     """FedEcho's distillation. ``alpha``: [least, most], or one number. ``lr``, ``steps``, ``batch_size`` and
-    ``clip_norm`` are those of fastagg.Distillation."""
+    ``clip_norm`` are settings of fastagg.Distillation."""
 
     alpha: float | list[float] = Field(default=[0.2, 0.8])
     clip_norm: PositiveFloat | Literal["none"] = 5.0
@@ -142,8 +144,9 @@ class Distill(Section):
 
 
 class UserFunctionNames(Section):
-    """Your own functions ``train``, ``loss``, ``metric``, ``change`` and ``personal``, each named "module:function";
-    see docs/own_functions.md. "given" stands for one passed to run(). ``keywords`` are further arguments of ``train``.
+    """Your own functions ``train``, ``loss``, ``metric``, ``change`` and ``personal``, each as "module:function". See
+    docs/own_functions.md. "given" stands for a function that is passed to run(). ``keywords``: further arguments of
+    ``train``.
     """
 
     train: FunctionName = None
@@ -162,12 +165,12 @@ class Dropout(Section):
 
 
 class Attack(Section):
-    """``share`` of the clients, drawn, lie. Each sends something else than its update u, or trains on something else.
+    """A ``share`` of the clients, drawn at random, lies. A liar changes its update u, or the labels of its data.
 
-    ``sign_flip``: -strength*u (strength 1 by default). ``scaling``: strength*u (10). The last updates of honest clients
-    are known to ``alie``, which sends their mean less strength (1.5) standard deviations of each element (Baruch et al.
-    2019), and to ``inner_product``, -strength (0.5) times their mean (Xie et al. 2020). ``label_flip``: label y becomes
-    classes - 1 - y.
+    ``sign_flip`` sends -strength*u (strength is 1 by default). ``scaling`` sends strength*u (10). Two attacks know the
+    last updates of honest clients. ``alie`` sends their mean less strength (1.5) standard deviations of each element
+    (Baruch et al. 2019). ``inner_product`` sends -strength (0.5) times their mean (Xie et al. 2020). With
+    ``label_flip``, label y becomes classes - 1 - y.
     """
 
     name: Literal["none", "sign_flip", "scaling", "alie", "inner_product", "label_flip"] = "none"
@@ -176,9 +179,9 @@ class Attack(Section):
 
 
 class Encoding(Section):
-    """``format``: how updates are encoded on their way (docs/encoding.md), by the name of :func:`fastagg.encode`'s
-    format, or "topk", of which ``share`` of the elements are sent as ``values``. ``feedback``: clients add what they
-    have not sent yet to their next update. ``download``: how the server sends its model, rounded without bias.
+    """``format``: how updates are encoded (docs/encoding.md): a format of :func:`fastagg.encode`, or "topk". With "topk"
+    a ``share`` of the elements is sent, in the format ``values``. ``feedback``: whether clients add the part of an
+    update that was not sent to their next update. ``download``: the format of models, rounded without bias.
     """
 
     format: Literal["none", Format, "topk"] = "none"
@@ -189,12 +192,12 @@ class Encoding(Section):
 
 
 class Participation(Section):
-    """rule "concurrency" with M_c = ``concurrency`` clients training at once, "all", or "round".
+    """The clients that train. With ``rule`` "concurrency", ``concurrency`` clients (M_c) train at once. With "all", all
+    clients train all the time. "round" is for synchronous algorithms: a round has algorithm.clients_per_round clients.
 
-    "round" is for synchronous algorithms: a round has algorithm.clients_per_round clients. ``sampling`` says which idle
-    client is next: "uniform", "availability" (evenly among those that a trace in the CSV ``file`` has available then,
-    which begins again after ``period``), or a function "module:function" of (idle clients, virtual time, generator).
-    "given" stands for one passed to run().
+    ``sampling``: which idle client is next. "uniform": all have the same chance. "availability": all that are available
+    at the time have the same chance. The CSV ``file`` has the times, which begin again after ``period``. Or a function
+    "module:function" of (idle clients, virtual time, generator). "given" stands for a function passed to run().
     """
 
     rule: Literal["concurrency", "all", "round"] = "all"
@@ -220,12 +223,12 @@ class Participation(Section):
 class RunSettings(Section):
     """The run stops at the first of ``versions`` (server updates), ``uploads`` (client updates) and ``time`` (virtual).
 
-    It evaluates every ``evaluate_every`` versions, at the start and at the end. ``target``: a test accuracy; when it is
-    first reached is reported.
-    ``client_test``: the share of each client's samples that it does not train on, but is tested on by itself.
-    ``torch_threads`` train and evaluate. ``device`` ("cpu", "cuda", "cuda:1") has data, training and server.
-    ``checkpoint_every``: wall-clock seconds; 0: after every client update. ``fused``: clients train without torch if
-    the model allows it, with the same results up to rounding.
+    The model is tested every ``evaluate_every`` versions, at the start and at the end. ``target``: a test accuracy. The
+    result has the time at which the target is first reached. ``client_test``: the share of each client's samples on
+    which the client is tested, and does not train. ``torch_threads``: the number of torch's threads. ``device``: the
+    device of the data, the training and the server ("cpu", "cuda", "cuda:1"). ``checkpoint_every``: wall-clock seconds
+    between checkpoints. 0: after every client update. ``fused``: clients train without torch if the model allows it,
+    with the same results up to rounding.
     """
 
     versions: PositiveInt | None = None

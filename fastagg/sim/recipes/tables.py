@@ -1,7 +1,7 @@
 """Tables and figures of the papers as data: several methods in several settings, with the paper's numbers.
 
 A table is a TOML file: ``NAME.toml`` in recipes/tables or a checkout's reproduction/, or any other path.
-docs/simulator.md describes it.
+docs/simulator.md describes the file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ACCURACY = "last5_accuracy_mean"
 
 
 class Paper(Section):
-    """What a table measures: an entry of summary.json. The paper's own numbers in ``values`` (method -> setting ->
-    [mean] or [mean, deviation]) are for reproduction/papers.py, which puts them beside those of a comparison."""
+    """``measure``: the key of summary.json that the table compares. ``values``: the paper's own numbers (method ->
+    setting -> [mean] or [mean, deviation]). reproduction/papers.py shows them beside the numbers of a comparison."""
 
     measure: str = ACCURACY
     values: dict[str, dict[str, list[float]]] = Field(default={})
@@ -47,7 +47,7 @@ class TableFile(Section):
     settings: dict[str, Plain] = Field(default={})
     grid: dict[str, list[object]] = Field(default={})
     paper: Paper = Paper()
-    claims: list[Plain] = Field(default=[])  # of the paper, for reproduction/papers.py
+    claims: list[Plain] = Field(default=[])  # the paper's claims, for reproduction/papers.py
 
 
 Choice = tuple[tuple[str, object], ...]  # keys and their values in one cell, in the order of the table and grid
@@ -57,8 +57,8 @@ SETTING = "setting"  # the key in a Choice for a table's setting, whose value is
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison; ``method`` is "" if the config's label or name is used. ``setting`` is its column, and
-    ``measure`` the entry of summary.json that the table is about."""
+    """One run of a comparison. ``method``: the method's label. Empty: the config's label or name is used. ``setting``:
+    the table's column. ``measure``: the key of summary.json that the table compares."""
 
     config: config.Config
     choice: Choice = ()
@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The folder below the comparison's: NAME[,KEY=VALUE...]/seedN."""
+        """The run's folder in the comparison's folder: NAME[,KEY=VALUE...]/seedN."""
         return f"{self.folder or self.config.name}/seed{self.config.seed}"
 
 
@@ -87,14 +87,15 @@ def names() -> list[str]:
 
 
 def is_table(name_or_path: str) -> bool:
-    """Return whether this is a table: one by its name, or a TOML file with methods. ConfigError if unreadable."""
+    """Return whether this is a table's name, or the path of a TOML file with methods. ConfigError: the file cannot be
+    read."""
     return name_or_path in names() or (name_or_path.endswith(".toml") and "methods" in _parse(name_or_path))
 
 
 def load(name_or_path: str, changes: Plain | None = None) -> Table:
-    """Return a table, given by its name or by a path, with ``changes`` to dotted keys of all cells.
+    """Return the table with this name or path. ``changes`` maps dotted keys to new values in all cells.
 
-    ConfigError if there is no such table, or a cell is not a valid recipe.
+    ConfigError: there is no such table, or a cell is not a valid recipe.
     """
     file, name = read(name_or_path), Path(name_or_path).stem
     named = not name_or_path.endswith(".toml")
@@ -127,7 +128,7 @@ def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Plain:
 
 
 def _columns(file: TableFile) -> dict[str, tuple[Choice, Plain]]:
-    """Return by the label of each setting what a comparison has as its choice, and the keys that it changes."""
+    """Return, by the label of each setting, the choice of its cells, and the keys that the setting changes."""
     if not file.grid:
         return {label: (((SETTING, label),), own) for label, own in file.settings.items()} or {"": ((), {})}
     columns: dict[str, tuple[Choice, Plain]] = {}
@@ -139,7 +140,8 @@ def _columns(file: TableFile) -> dict[str, tuple[Choice, Plain]]:
 
 
 def read(name_or_path: str) -> TableFile:
-    """Return what a table's file says, on top of the one that it extends. ConfigError if something is wrong."""
+    """Return the contents of a table's file, merged with those of the table that it extends. ConfigError: the file is
+    not a valid table."""
     values = _parse(name_or_path)
     try:
         file = TableFile.model_validate(values)
