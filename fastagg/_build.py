@@ -21,12 +21,11 @@ except ModuleNotFoundError:
 from fastagg import _checks, tuning  # after the extension, which tuning imports
 
 WITH_CUDA = "pip install --config-settings=cmake.define.FASTAGG_CUDA=ON ."
-_MOST_THREADS = 4096  # more than any machine has cores; a larger number is a mistake
+_MOST_THREADS = 4096  # more than the cores of any machine, so a larger number is a mistake
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use, by its CPU affinity and, if there is one, its control group's
-    quota."""
+    """Return how many cores this process may use, by its CPU affinity and by the quota of its control group, if any."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -40,8 +39,8 @@ def usable_cores() -> int:
 def set_num_threads(count: int) -> None:
     """Use ``count`` threads (the caller's included) for CPU kernels, from the next call on.
 
-    The start value is the number of cores the process may use, or the environment variable
-    ``FASTAGG_NUM_THREADS``. Results do not depend on it.
+    The start value is the number of cores that the process may use, or the environment variable
+    ``FASTAGG_NUM_THREADS``. Results do not depend on the number of threads.
 
     Raises:
         ConfigError: ``count`` is not a whole number in 1..4096.
@@ -55,9 +54,9 @@ def get_num_threads() -> int:
 
 
 def set_isa(name: str) -> None:
-    """Run the CPU kernels compiled for instruction set ``name`` (``fastagg info`` lists them); for tests.
+    """Run the CPU kernels for the instruction set ``name``, for tests. ``fastagg info`` lists the names.
 
-    The environment variable ``FASTAGG_ISA`` does the same at import. Results do not depend on it.
+    The environment variable ``FASTAGG_ISA`` does the same at import. Results do not depend on the instruction set.
 
     Raises:
         ConfigError: the instruction set is not in this build, or this processor does not have it.
@@ -103,7 +102,7 @@ def facts() -> Plain:
     """Return facts about this machine and its software for a bug report or a page of results, as plain data."""
     import numpy as np
 
-    built, torch = build_info(), sys.modules.get("torch")  # a page of results that are only read needs no torch
+    built, torch = build_info(), sys.modules.get("torch")  # torch is not imported for this
     return {
         "fastagg": built.pop("version"),
         "python": platform.python_version(),

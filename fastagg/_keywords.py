@@ -26,7 +26,7 @@ class Keywords(NamedTuple):
 
 @cache
 def of(function: Callable[..., object]) -> Keywords:
-    """Return the names of ``function``'s arguments. They are computed at the first use, not when fastagg is imported."""
+    """Return the names of ``function``'s arguments. They are computed at the first use, not at fastagg's import."""
     bare = getattr(function, "func", function)  # unwrap a functools.partial
     parameters = [p for p in inspect.signature(inspect.unwrap(function)).parameters.values() if p.name != "self"]
     own = [p for p in parameters if p.kind is p.KEYWORD_ONLY]

@@ -139,8 +139,8 @@ _KNOWN: dict[str, Callable[..., Tracker]] = {"csv": CSV, "tensorboard": TensorBo
 
 
 def made(trackers: AnyTrackers) -> list[Tracker]:
-    """Return a list of trackers. ``trackers``: a tracker, several, or ``{name: settings}``. The settings of a tracker are
-    a mapping, or its first setting alone."""
+    """Return a list of trackers. ``trackers``: a tracker, several, or ``{name: settings}``. The settings of a tracker
+    are a mapping, or its first setting alone."""
     if trackers is None:
         return []
     if isinstance(trackers, Tracker):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 
 class GradientDifference:
-    """A client of ACE with client caches (the ACE paper, Algorithm a.5): it sends ``g_new - g_prev``.
+    """A client of ACE with client caches (the ACE paper, Algorithm a.5), which sends ``g_new - g_prev``.
 
-    It stores what the server has received, including rounding, so that errors do not accumulate.
+    ``g_prev`` is stored as the server has received it, including rounding, so that errors do not accumulate.
 
     Example:
         >>> sender = fastagg.clients.GradientDifference()
@@ -23,7 +23,7 @@ class GradientDifference:
         self._sent: Tensor | None = None
 
     def difference(self, gradient: Tensor) -> Tensor:
-        """Return what to send for a new flat gradient ([d], fp32). The first gradient is sent whole.
+        """Return the difference to send for a new flat gradient ([d], fp32). The first gradient is sent whole.
 
         Raises:
             ValueError: the gradient's length has changed.
@@ -43,7 +43,7 @@ class GradientDifference:
         return {"sent": self._sent}
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
-        """Inverse of :meth:`state_dict`. The tensor is copied."""
+        """Load a state of :meth:`state_dict`. The tensor is copied."""
         sent = state["sent"]
         self._sent = None if sent is None else sent.clone()
 
@@ -83,11 +83,11 @@ class DriftCorrection:
 def add_proximal_gradient_(module: nn.Module, start: Iterable[Tensor], mu: float) -> None:
     """FedProx's local term: add ``mu*(x - x_t)`` to the gradients (AsyncFedED, Eq. 39: ``(mu/2)*|x - x_t|^2``).
 
-    Call it between ``backward()`` and the local optimizer's step.
+    Call this function between ``backward()`` and the local optimizer's step.
 
     Args:
         module: the model in training. Parameters without a gradient are skipped.
-        start: the parameters that the training started from, in the order of ``module.parameters()``.
+        start: the parameters at the start of the training, in the order of ``module.parameters()``.
         mu: >= 0.
     """
     for parameter, anchor in zip(module.parameters(), start, strict=True):

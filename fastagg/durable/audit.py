@@ -1,5 +1,5 @@
-"""Executes a server's log again, and compares the outcome with the server's folder and receipts. An audit writes nothing
-and takes no lock, so it may run while the server runs, or on a copy of the folder on another machine."""
+"""Executes a server's log again, and compares the outcome with the server's folder and receipts. An audit writes
+nothing and takes no lock, so it may run while the server runs, or on a copy of the folder on another machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reports the contents of a server's folder or file, whether every checksum is right, and what an opening would do. This
-module writes nothing and takes no lock."""
+"""Reports the contents of a server's folder or file, whether every checksum is right, and what an opening would do.
+This module writes nothing and takes no lock."""
 
 from __future__ import annotations
 

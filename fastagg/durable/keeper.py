@@ -102,8 +102,8 @@ class Keeper:
         self.journal: Any = None
         self._due = every
         self._requests: deque[_Request] = deque()
-        self._full = False  # whether the disk refused an upload
-        self._again = 0.0  # the earliest time of a checkpoint that is written because the disk is full
+        # Whether the disk refused an upload, and the earliest time of a checkpoint that is written because of it.
+        self._full, self._again = False, 0.0
         self._closing = False
         self._thread: threading.Thread | None = None
         self._ended = Latch()

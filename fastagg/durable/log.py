@@ -79,8 +79,8 @@ class Log:
         self, size: int, dtype: torch.dtype | None, encoded: int | None, task: tuple[Client, int],
         finish: Callable[..., Receipt], refusing: Refusing,
     ) -> Upload:  # fmt: skip
-        """Return a new upload for a task's update that will arrive in chunks. ``finish`` gets the update, and its file's
-        record if it has a file."""
+        """Return a new upload for a task's update that will arrive in chunks. ``finish`` gets the update, and the blob
+        of its file if it has one."""
         self.journal.check()
         nbytes = size * getattr(dtype or torch.float32, "itemsize", 1) if encoded is None else encoded
         if nbytes <= SMALL:

@@ -1,4 +1,4 @@
-"""Takes what can be read of a damaged folder to a new one."""
+"""Copies the readable records of a damaged folder to a new folder."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from fastagg.server.server import Server
 def salvage(
     path: str | os.PathLike[str], to: str | os.PathLike[str], *, make: Callable[[], Server] | None = None
 ) -> Plain:
-    """Make a new folder ``to`` of what can be read in a damaged one, which stays as it is. Its server has the state up
-    to the first record that is damaged or cannot be executed. What is readable behind it is given in again: each answer
-    is dispatched anew, so it counts without delay, with weight 1, and its outcome may be another one than it had. Its
-    own task ends, if that was sent before.
+    """Make a new folder ``to`` from the readable records of a damaged folder, which does not change. The new server
+    gets the state up to the first record that is damaged or cannot be executed. Then it gets the readable answers after
+    that record. For each answer a new task is dispatched, so the answer counts without delay, with weight 1, and may
+    have another outcome than before. If the answer's own task was dispatched before the damage, that task ends.
 
     Args:
-        make: makes the server, if the checkpoint alone cannot: FedEcho, or a rule that is not registered.
+        make: makes the server. It is needed for FedEcho, or if the rule is not registered.
 
     Returns:
-        Plain data: ``problem`` (why the log ended, or None), ``last`` (the last record before it), ``taken`` (answers
-        behind it that count), ``refused`` (why others do not), ``version``.
+        Plain data: ``problem`` (why the log ended, or None), ``last`` (the last record before the problem), ``taken``
+        (the number of later answers that count), ``refused`` (why other answers do not count), ``version``.
     """
     path, to = _checks.path("path", path), _checks.path("to", to)
     with named(to):
@@ -42,11 +42,12 @@ def salvage(
         listing = contents(disk)
         begin, _ = newest(disk, listing)
         server = server_of(disk, begin, "salvage", make)
-        problem, last = _replayed(server, disk, listing, begin)  # no limits: tasks that are given out anew end at once
+        problem, last = _replayed(server, disk, listing, begin)  # no limits: new tasks end at once
         if getattr(server.direction, "privacy", None) is not None:
-            server._draw_with(NoiseKey(os.urandom(32)))  # what lies behind may make the same versions of other updates
+            # A new key, because later answers may make the same versions from other updates.
+            server._draw_with(NoiseKey(os.urandom(32)))
         taken, refused, rate = 0, [], server.lr
-        server.lr = begin.made["optimizer"].get("lr", rate)  # which the new folder is made with, too
+        server.lr = begin.made["optimizer"].get("lr", rate)  # the new folder has the old settings
         with opening.open(to, lambda: server, "none") as new:
             if server.lr != rate:
                 new.lr = rate
@@ -63,7 +64,7 @@ def salvage(
 
 
 def _replayed(server: Server, disk: Disk, listing: Contents, begin: Checkpoint) -> tuple[str | None, int]:
-    """Execute the log as far as it goes. Return why it ended, and with which record."""
+    """Execute the log up to its end or its first problem. Return the problem, or None, and the last record's number."""
     reader: Native = None
     try:
         reader = read_log(disk, listing, begin)
@@ -74,7 +75,7 @@ def _replayed(server: Server, disk: Disk, listing: Contents, begin: Checkpoint) 
 
 
 def _behind(disk: Disk, listing: Contents, last: int) -> Iterator[Native]:
-    """Yield all good records behind one, in order, whatever has become of what lies between them."""
+    """Yield all undamaged records after number ``last``, in order. Damaged records between them are left out."""
     for name in listing.segments.values():
         records = {record.sequence: record for record in native.log.records_in(disk.read_of(name))}
         for record in (records[sequence] for sequence in sorted(records) if sequence > last):
@@ -83,7 +84,8 @@ def _behind(disk: Disk, listing: Contents, last: int) -> Iterator[Native]:
 
 
 def _given_again(new: Server, disk: Disk, listing: Contents, record: Native) -> bool:
-    """Give an answer in again, and set a learning rate. Tasks that were sent are not known any more."""
+    """Repeat a record if it is an answer or sets a learning rate. Return whether an answer was taken. An answer gets a
+    new task, because records of its own task may be lost."""
     operation = record.operation
     if operation is None:
         raise CheckpointError(record.wrong)
@@ -92,7 +94,7 @@ def _given_again(new: Server, disk: Disk, listing: Contents, record: Native) -> 
     if operation.kind != "answer":
         return False
     update = None if operation.streamed is None else read_upload(disk, listing, operation.streamed)
-    if operation.version != new.version:  # the task that it answers, if that was sent before: it ends with this answer
+    if operation.version != new.version:  # the answer's own task, if the server knows it, ends
         with suppress(UnknownClient, UnknownVersion):
             new.forget(operation.client, operation.version)
     task = new.dispatch(operation.client)

@@ -1,6 +1,6 @@
-"""Reads a client's reply from any framework: what it is, by its own words, as an answer to its task.
+"""Reads a client's reply from any framework as an answer to its task. The reply states its own kind.
 
-It changes nothing, and a reply that does not fit raises a named error. Adapters alone call it.
+Reading changes nothing. A reply that does not fit raises a named error. Only adapters use this module.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fastagg.storage.encoded import Encoded
 
 
 class LateReply(UnknownVersion):
-    """The server has ended the task (``lease``, ``max_delay``). That is no failure of its client."""
+    """The server had ended the task (``lease``, ``max_delay``). This does not count as a failure of the client."""
 
 
 class ClientFailure(FastaggError):
-    """No reply came in time, or an error of the client, or of the framework in its place."""
+    """No reply came in time, or an error came in its place, from the client or from the framework."""
 
 
 KINDS = ("model", "difference", "delta", "gradient", "lora", "encoded")
@@ -35,21 +35,21 @@ def answer(
     """Return a reply as the answer to its task.
 
     Args:
-        arrays: the arrays it sent, in the form of the server's model.
-        stated: a config record or meta dict. It may state ``<prefix>kind``, ``<prefix>version`` (that the client
-            trained from) and ``<prefix>scale`` (of ``lora``: ``lora_alpha / rank``).
-        kind: if it states none. ``model``, the trained model; ``difference``, trained minus sent for every array,
-            including BatchNorm's statistics; ``delta``, as for ``Server.receive``: differences of parameters, and new
-            statistics; ``gradient``, for ACE, ACED, ASGD; ``lora``, adapters whose products are the delta
-            (:mod:`fastagg.lora`); ``encoded``, the arrays of a :class:`fastagg.Encoded` delta or gradient, as the
-            server's rule takes it.
-        samples: its number of samples. None if the client does not state it.
+        arrays: the arrays that the client sent, in the form of the server's model.
+        stated: the reply's config record or meta dict. It may state ``<prefix>kind``, ``<prefix>version`` (from which
+            the client trained) and ``<prefix>scale`` (of ``lora``: ``lora_alpha / rank``).
+        kind: the kind of a reply that states none. ``model``: the trained model. ``difference``: trained minus sent for
+            every array, including BatchNorm's statistics. ``delta``, as for ``Server.receive``: differences of
+            parameters, and new statistics. ``gradient``: for ACE, ACED, ASGD. ``lora``: adapters whose products are the
+            delta (:mod:`fastagg.lora`). ``encoded``: the arrays of a :class:`fastagg.Encoded` delta or gradient,
+            whichever the server's rule takes.
+        samples: the client's number of samples. None: the client does not state it.
         control: FedAC's change of the control variate, flat [d].
-        extra: what a rule of the user's own takes besides, by name.
+        extra: the further arrays that a user's own rule takes, by name.
 
     Raises:
         ConfigError: the kind is not in :data:`KINDS` or not the server's, the version is not an integer, or the scale
-            is not a number. UnknownVersion: it is of another version than its task.
+            is not a number. UnknownVersion: the reply and its task have different versions.
     """
     version, scale = stated.get(f"{prefix}version"), 1.0
     if f"{prefix}kind" in stated:
@@ -71,13 +71,13 @@ def answer(
         arrays, kind = lora.products(arrays, shapes, scale), "delta"
     elif kind == "model" and (control is not None or extra is not None):
         arrays, kind = task.delta(arrays), "delta"
-    # A delta that comes alone is added as fast as a model.
+    # Only a delta without further arrays is added as fast as a model.
     measures = kind == "gradient" or control is not None or extra is not None
     return Answer.to(task, arrays, samples, kind=kind, control=control, extra=extra, measures=measures)
 
 
 def attempt(read: Callable[..., Answer], *reply: Any) -> Answer | FastaggError:
-    """Return what ``read`` makes of a reply, or the error by which it refuses it."""
+    """Return the answer that ``read`` makes of a reply, or the error if the reply is refused."""
     try:
         return read(*reply)
     except FastaggError as error:
@@ -85,7 +85,8 @@ def attempt(read: Callable[..., Answer], *reply: Any) -> Answer | FastaggError:
 
 
 def judged(outcome: Outcome) -> Outcome:
-    """Return what the server says of an adapter's own task. That it does not have it any more is an event."""
+    """Return the server's outcome for a task of an adapter. If the server had ended the task, return LateReply, which is
+    no failure."""
     if isinstance(outcome, Receipt):
         return outcome
     if isinstance(outcome, MemoryError):
@@ -95,6 +96,6 @@ def judged(outcome: Outcome) -> Outcome:
 
 
 def stripped(error: FastaggError) -> FastaggError:
-    """Return ``error`` without the frames that it went through: they hold the reply's arrays."""
+    """Return ``error`` without its traceback, because the traceback's frames hold the reply's arrays."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error

@@ -1,4 +1,4 @@
-"""Starts ``fastagg serve``: reads the model, opens the parts' folders and listens. Only the command line calls it."""
+"""Starts ``fastagg serve``: reads the model, opens the parts' folders and listens. Only the command line uses this."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastagg.errors import ConfigError
 from fastagg.model.parts import PartList
 from fastagg.server.server import Server
 
-# The arguments, by name, with which a rule is told the number of workers.
+# The names of arguments by which a rule gets the number of workers.
 _WORKERS = ("num_clients", "num_workers", "workers", "clients_per_round")
 _log = logging.getLogger("fastagg.serve")
 
@@ -80,8 +80,8 @@ def serve(
 
 
 def connections_for(parts: int) -> int:
-    """Return the number of connections for which there are enough files, at most 512. Each may need a second file for
-    its update. The limit of open files is raised as far as the system allows."""
+    """Return the number of connections for which there are enough files, at most 512. A connection may need a second
+    file for its update. The limit of open files is raised as far as the system allows."""
     limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # some systems refuse to raise it
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
@@ -90,7 +90,7 @@ def connections_for(parts: int) -> int:
 
 
 def read(path: Path, count: int, by_part: bool = False, tied: Any = None, buffers: Any = None) -> PartList:
-    """Return the parts of a model in a safetensors file, or in those of an index.
+    """Return the parts of a model in a safetensors file, or in several files of an index.
 
     The second names of tied parameters come from the file (``safetensors.torch.save_model``) or from ``tied``. Equal
     arrays that are not declared as tied cause a warning.
@@ -140,11 +140,11 @@ def equal(arrays: Mapping[str, torch.Tensor]) -> list[list[str]]:
 def opened(
     cut: PartList, rule: str, settings: Mapping[str, object], workers: int, folder: Path, every: int = EVERY
 ) -> list[Server]:
-    """Open the folder of each part's server, ``part-0`` and so on. New ones begin with the model.
+    """Open the folder of each part's server, ``part-0`` and so on. In a new folder the server begins with the model.
 
     Raises:
         ConfigError: the folder has another number of parts, or the rule or a setting is refused.
-        CheckpointError, Busy: a part's folder is damaged, or somebody has it open.
+        CheckpointError, Busy: a part's folder is damaged, or another server has it open.
     """
     make = maker(rule, settings, workers)
     there = len(list(folder.glob("part-*")))

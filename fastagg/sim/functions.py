@@ -1,4 +1,4 @@
-"""Functions that a recipe names as "module:function": your own data and models, and where their modules are."""
+"""Finds and calls the user's functions that a recipe names as "module:function"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastagg.errors import ConfigError
 
 @contextmanager
 def beside(folder: str | None) -> Iterator[None]:
-    """Inside the block modules in ``folder`` and in the current folder are found, too."""
+    """Let modules in ``folder`` and in the current folder be found, too, in a ``with`` block."""
     added = [here for here in (folder, str(Path.cwd())) if here is not None and here not in sys.path]
     sys.path += added
     try:
@@ -26,13 +26,13 @@ def beside(folder: str | None) -> Iterator[None]:
 
 
 def is_function(name: str) -> bool:
-    """Return whether a recipe's value names a function: "module:function", or "given" for what a program passes."""
+    """Return whether a recipe's value is "module:function", or "given" for a function that a program passes."""
     return name == "given" or ":" in name
 
 
 def find(name: str, key: str) -> Callable[..., object]:
-    """Return the function ``name`` ("module:function"), which a recipe names in ``key``. ConfigError if there is none,
-    or if another module of this name is imported already."""
+    """Return the function ``name`` ("module:function") that a recipe names in ``key``. ConfigError: there is no such
+    function, or another module with this name is imported already."""
     module, _, function = name.partition(":")
     try:
         with beside(None):
@@ -51,7 +51,7 @@ def find(name: str, key: str) -> Callable[..., object]:
 
 
 def fits(function: object, key: str, *positional: object, **keywords: object) -> None:
-    """Raise ConfigError that names ``key`` unless it is a function that takes such arguments."""
+    """Raise a ConfigError that names ``key`` unless ``function`` is a function that takes these arguments."""
     if not callable(function):
         raise ConfigError(f"{key}: expected a function, got a {type(function).__name__}")
     try:
@@ -63,7 +63,7 @@ def fits(function: object, key: str, *positional: object, **keywords: object) ->
 
 
 def parameters(function: object) -> Collection[str]:
-    """Return the names of a function's parameters; none if it has no signature."""
+    """Return the names of a function's parameters. Empty: the function has no signature."""
     try:
         return inspect.signature(function).parameters if callable(function) else ()
     except ValueError:
@@ -71,6 +71,6 @@ def parameters(function: object) -> Collection[str]:
 
 
 def call(function: Callable[..., object], key: str, *positional: object, **keywords: object) -> object:
-    """Call the function. ConfigError that names ``key`` if it takes other arguments."""
+    """Call the function. A ConfigError that names ``key``: the function takes other arguments."""
     fits(function, key, *positional, **keywords)
     return function(*positional, **keywords)

@@ -1,4 +1,4 @@
-"""A row per client, stored small: what ACE, ACED, CA2FL and FedEcho remember of every client."""
+"""The rows that ACE, ACED, CA2FL and FedEcho keep for every client, in small formats."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from fastagg._types import State
 from fastagg.errors import ConfigError
 from fastagg.storage import memory
 
-SCALE_BLOCK = native.scale_block  # elements that share one fp32 scale; csrc/math/rows.h
+SCALE_BLOCK = native.scale_block  # the number of elements that share an fp32 scale (csrc/math/rows.h)
 FORMATS = {name: bits for name, (bits, _) in native.row_formats.items()}  # bits per element
 
 
 class ClientCache:
     """``slots`` rows of ``size`` elements in one allocation.
 
-    Formats: ``fp32``; ``bf16``; ``int8`` and ``int4`` with one fp32 scale for every 256 elements (1.6% and 3.1% of the
-    row). All but fp32 are rounded stochastically and without bias, from a counter-based generator keyed by seed,
-    client, arrival and element (the ACE paper, F.3.3, for 8 bits). Rows are written by :func:`fastagg.ops.cached_step_`
-    and read with :func:`fastagg.ops.read_row`.
+    The formats are ``fp32``, ``bf16``, ``int8`` and ``int4``. The last two have an fp32 scale for every 256 elements
+    (1.6% and 3.1% of the row). All but fp32 are rounded stochastically and without bias, by a counter-based generator
+    keyed by seed, client, arrival and element (the ACE paper, F.3.3, for 8 bits). :func:`fastagg.ops.cached_step_`
+    writes rows, and :func:`fastagg.ops.read_row` reads them.
 
     Args:
         size: d, elements of a row.
         slots: number of rows.
         format: ``fp32``, ``bf16``, ``int8`` or ``int4``.
-        device: where the rows live.
-        seed: of the rounding.
+        device: the rows' device.
+        seed: the seed of the rounding.
 
     Attributes:
-        data: all rows, [slots, bytes of a row] uint8; rows are padded to whole scale blocks.
-        scales: [slots, scale blocks] fp32; empty for fp32 and bf16.
+        data: all rows, [slots, bytes of a row] uint8. Rows are padded to whole scale blocks.
+        scales: [slots, scale blocks] fp32. Empty for fp32 and bf16.
 
     Raises:
         ConfigError: a setting is out of range, or the cache does not fit into memory (checked before allocating).
@@ -53,7 +53,7 @@ class ClientCache:
         _refuse_if_larger_than_memory(self.nbytes(), slots, size, format, self.device)
         self.data = memory.empty_bytes(slots * self.row_bytes, self.device, recycle=False).view(slots, self.row_bytes)
         scales = memory.empty(slots * self.row_scales, self.device)
-        if self.data.is_cuda:  # kernels also load rows that weigh nothing, and a checker of memory reports each
+        if self.data.is_cuda:  # kernels also load rows of weight 0, which a memory checker would report
             self.data.zero_(), scales.zero_()
         self.scales = scales.view(slots, self.row_scales)
         self.native = native.Rows(
@@ -61,7 +61,7 @@ class ClientCache:
         )
 
     def nbytes(self) -> int:
-        """Bytes of all rows and scales."""
+        """Return the bytes of all rows and scales."""
         return self.slots * (self.row_bytes + 4 * self.row_scales)
 
     if not TYPE_CHECKING:  # so that a misspelt attribute is still found
@@ -70,8 +70,8 @@ class ClientCache:
             raise _checks.no_attribute(self, name)
 
     def state_dict(self, slots: list[int], *, data: bool = True) -> State:
-        """The rows in ``slots``, which are those in use; where that is all of them, not copied. ``data``: False leaves
-        out their numbers."""
+        """Return the rows in ``slots``: the slots in use. If these are all slots, the rows are not copied. ``data``:
+        False leaves out the rows' numbers."""
         if not data:
             return {"format": self.format, "slots": list(slots), "data": None, "scales": None}
         whole = slots == list(range(self.slots))
@@ -84,10 +84,10 @@ class ClientCache:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`.
+        """Load a state of :meth:`state_dict`.
 
         Raises:
-            ValueError: rows of another format or length.
+            ValueError: the rows have another format or length, or are not finite.
         """
         if state["format"] != self.format:
             raise ValueError(f"cached updates are {state['format']}, this cache holds {self.format}")
@@ -95,7 +95,7 @@ class ClientCache:
         if tuple(state["data"].shape) != shape:
             raise ValueError(f"expected cached updates of shape {list(shape)}, got {list(state['data'].shape)}")
         numbers = [state["scales"]]
-        if not self.row_scales:  # the rest of a row, up to a whole block, may hold anything
+        if not self.row_scales:  # without the padding, which may hold anything
             dtype = torch.float32 if self.format == "fp32" else torch.bfloat16
             numbers.append(state["data"].view(dtype)[:, : self.size])
         if not all(bool(torch.isfinite(part).all()) for part in numbers):

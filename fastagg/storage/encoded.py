@@ -1,4 +1,4 @@
-"""An encoded update: what a client sends in place of its numbers, and what kernels read as it is."""
+"""An encoded update. A client sends it in place of the update's numbers, and kernels read it without decoding."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ HEADER = 64  # bytes, csrc/math/wire.h
 
 
 def largest(size: int) -> int:
-    """Return a number of bytes that no encoded update of so many elements exceeds."""
+    """Return an upper bound on the bytes of an encoded update of ``size`` elements."""
     return 16 * size + 1024
 
 
 class Encoded:
-    """An update as :func:`fastagg.encode` made it, checked. It never changes.
+    """An update that :func:`fastagg.encode` made. It was checked, and never changes.
 
-    A server takes it in place of an update: ``server.receive(client, encoded)``. It can be pickled.
+    A server takes this object in place of an update: ``server.receive(client, encoded)``. It can be pickled.
 
     Attributes:
         format: ``bf16``, ``int8``, ``int4``, ``int8-tensor``, ``sign`` or ``topk``.
-        size: d, the number of elements that it stands for.
+        size: d, the number of elements of the update.
         nbytes: the number of bytes that are sent.
 
     Example:
@@ -60,8 +60,8 @@ class Encoded:
         return int(self.native.nbytes)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return its arrays by name, read-only and not copied, for whatever sends arrays (docs/encoding.md has their
-        types). The ``header`` says what they are."""
+        """Return the encoded update's arrays by name, read-only and not copied, for frameworks that send arrays. The
+        ``header`` describes the others. docs/encoding.md has their types."""
         data = self.native.bytes
         arrays = {"header": data[:HEADER]}
         for name, kind, count, begin in self.native.arrays():
@@ -70,12 +70,13 @@ class Encoded:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Arrays] | Sequence[Arrays]) -> Encoded:
-        """Inverse of :meth:`arrays`, from NumPy's or torch's arrays, by name or in its order. They are copied.
+        """Make an encoded update from the arrays of :meth:`arrays`, in NumPy or torch, by name or in order. The arrays
+        are copied.
 
         Raises:
-            EncodingError: an array is missing, or of another type or length, or holds what cannot be.
+            EncodingError: an array is missing, has another type or length, or holds invalid values.
         """
-        if isinstance(arrays, (list, tuple)) and arrays:  # of a framework that sends no names
+        if isinstance(arrays, (list, tuple)) and arrays:  # from a framework that sends no names
             layout = native.encoding.layout(_bytes({"header": arrays[0]}, "header", "u1", HEADER))[1]
             names = ["header", *(name for name, *_ in layout)]
             arrays = dict(zip(names, arrays, strict=False)) if len(arrays) == len(names) else arrays
@@ -94,16 +95,16 @@ class Encoded:
         return cls(native.encoding.Encoded(b"".join(whole)))
 
     def to_bytes(self) -> bytes:
-        """Return all of it as bytes."""
+        """Return the whole encoded update as bytes."""
         return bytes(self.native.bytes)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview | np.ndarray) -> Encoded:
-        """Inverse of :meth:`to_bytes`. ``bytes`` are kept as they are, because nobody can write to them; all else is
-        copied.
+        """Make an encoded update from the bytes of :meth:`to_bytes`. ``bytes`` are not copied, because they cannot
+        change. Other buffers are copied.
 
         Raises:
-            EncodingError: they are no encoded update.
+            EncodingError: the bytes are no encoded update.
         """
         try:
             return cls(native.encoding.Encoded(data))
@@ -111,7 +112,7 @@ class Encoded:
             raise EncodingError(_checks.wrong("data", "bytes", data)) from None
 
     def decode(self) -> Tensor:
-        """Return the numbers that it stands for: fp32 [d], on the CPU."""
+        """Return the update's numbers: fp32 [d], on the CPU."""
         out = memory.empty(self.size)
         self.native.decode(out.data_ptr())
         return out
@@ -124,7 +125,7 @@ class Encoded:
 
 
 def in_place(data: memoryview | np.ndarray) -> Encoded:
-    """Return the encoded update of these bytes, which nobody writes to any more. They are not copied."""
+    """Return the encoded update in these bytes. They are not copied, so they must not change any more."""
     return Encoded(native.encoding.Encoded(data, own=True))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastagg._build import native
 from fastagg.errors import DeviceError
 
-# Tensors of the engine's memory that somebody holds: the same memory is the same tensor.
+# The live tensors on the engine's memory, so that the same memory is always the same tensor.
 _tensors: weakref.WeakValueDictionary[tuple[int, int, int], Tensor] = weakref.WeakValueDictionary()
 native.memory.use_torch(
     Tensor, getattr(Tensor, "__dlpack_c_exchange_api__", None), torch.utils.dlpack.from_dlpack, np.ndarray, _tensors
@@ -24,8 +24,8 @@ _process = os.getpid()
 
 
 def without_parents_threads() -> None:
-    """Let torch use one thread, if this process is a fork of the one that imported this. It has none of that one's
-    threads, and torch's operations on 32,768 elements or more would wait for them for ever."""
+    """Let torch use one thread, if this process is a fork of the process that imported this module. A fork does not
+    have its parent's threads. Torch's operations on 32,768 elements or more would wait for these for ever."""
     if os.getpid() != _process and torch.get_num_threads() > 1:
         torch.set_num_threads(1)
 
@@ -33,8 +33,7 @@ def without_parents_threads() -> None:
 def empty(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a 1-D tensor of ``size`` uninitialised elements on ``device``.
 
-    All memory that native code writes to is made here. A type or device that a program has made torch's default is not
-    native code's."""
+    All memory that native code writes to is made here, because a program may change torch's default type and device."""
     without_parents_threads()
     if device in _HOST and dtype is torch.float32:
         made: Tensor = native.memory.vector(size)
@@ -45,7 +44,7 @@ def empty(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = to
 def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: bool = True) -> Tensor:
     """Return a 1-D uint8 tensor of ``nbytes`` uninitialised bytes on ``device``.
 
-    Without ``recycle`` its memory goes back to the operating system when the last view is gone."""
+    Without ``recycle``, the memory goes back to the operating system when the last view is gone."""
     if torch.device(device).type == "cpu":
         made: Tensor = native.memory.bytes(nbytes, recycle)
         return made
@@ -59,7 +58,7 @@ def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: boo
 
 
 def reserve(size: int, count: int) -> None:
-    """Reserve ``count`` vectors for reuse. This trades memory, which is used at the first use, for speed."""
+    """Reserve ``count`` vectors of ``size`` elements for reuse. This costs memory once they are used, and saves time."""
     _ = [empty(size) for _ in range(count)]
 
 
@@ -69,7 +68,7 @@ def zeros(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = to
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor in host memory that a CUDA device copies to and from."""
+    """Return an uninitialised tensor in pinned host memory, for copies to and from a CUDA device."""
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 

@@ -1,6 +1,7 @@
-"""A strategy for Flower's older API, in which a round's results come as one list. Flower's server calls it.
+"""A strategy for Flower's older API, in which a round's results come as one list. Flower's server calls the strategy.
 
-A result counts once, or is dropped with a line in the log. Another model than the server's own is taken as the model.
+A result counts once, or is dropped with a line in the log. If Flower's model differs from the server's, it becomes the
+server's model.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class ClassicStrategy(Rounds[str], FedAvg):
 
     Args:
         server, lr, deterministic: as in :class:`SyncStrategy`. The model is a list of arrays.
-        checkpoint: file for the server, written after every round. If it exists, Flower's server starts from its
-            model. Rounds are then counted from 1 again.
-        flower: settings of ``flwr.server.strategy.FedAvg``; and ``max_in_a_row``, rounds too small for their rule, or
-            failures, after which the run ends.
+        checkpoint: a file for the server, written after every round. If the file exists, Flower's server starts from
+            its model. Rounds are then counted from 1 again.
+        flower: settings of ``flwr.server.strategy.FedAvg``, and ``max_in_a_row``: the run ends after so many failures
+            in a row, or rounds in a row that are too small for their rule.
     """
 
     _advice = "Flower's server must ask initialize_parameters for it"
@@ -64,7 +65,7 @@ class ClassicStrategy(Rounds[str], FedAvg):
         self._set_up(server, settings, checkpoint, lr, deterministic)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """The checkpoint's model, a Server's own, or ``initial_parameters``."""
+        """Return the checkpoint's model, a Server's own, or ``initial_parameters``."""
         initial, file = super().initialize_parameters(client_manager), self.run.file
         if self.session is None and file is not None and file.exists():
             self._begin(_model_of(file))
@@ -78,7 +79,7 @@ class ClassicStrategy(Rounds[str], FedAvg):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Sample clients as Flower does, and remember the task of each."""
+        """Sample clients as Flower does, and remember each client's task."""
         self._adopt(_arrays(parameters))
         self._configure(server_round)
         chosen = super().configure_fit(server_round, parameters, client_manager)
@@ -88,15 +89,15 @@ class ClassicStrategy(Rounds[str], FedAvg):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """As Flower does."""
+        """Return instructions as Flower does. First save a new version."""
         server = self._adopt(_arrays(parameters))
         if server.version != self.run.saved:  # a wrapper may have added noise: save it
             self.run.save()
         return super().configure_evaluate(server_round, parameters, client_manager)
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
-        """As Flower does, which calls it before the first round. A model that a client gave is known from then on, also
-        if ``configure_fit`` is a subclass's own."""
+        """Evaluate as Flower does. Flower calls this method before the first round. So the model, which may be a
+        client's, is known even if a subclass has its own ``configure_fit``."""
         if self.session is None:
             self._adopt(_arrays(parameters))
         return super().evaluate(server_round, parameters)
@@ -137,7 +138,7 @@ class ClassicStrategy(Rounds[str], FedAvg):
 
 
 def _model_of(path: Path) -> list[Tensor]:
-    """The model of a checkpoint, as a list."""
+    """Return the model of a checkpoint as a list."""
     state = files.read(path)
     layout, buffers = Layout.from_spec(state["layout"]), state["buffers"]
     model = layout.views(state["flat"], buffers["values"], buffers["counters"])

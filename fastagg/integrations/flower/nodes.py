@@ -1,6 +1,7 @@
-"""Which node trains next, the client id of each node, and which nodes evaluate beside asynchronous training.
+"""Chooses the nodes that train next, gives nodes their client ids, and lets nodes evaluate beside asynchronous training.
 
-:class:`AsyncStrategy` alone calls it. A version is reported once, when all its nodes have answered or are late.
+Only :class:`AsyncStrategy` uses this module. A version's evaluation is reported once, when all its nodes have answered
+or are late.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ NodeChooser = Callable[[Sequence[int], int], Iterable[int]]
 
 
 class Nodes:
-    """Nodes that come and go. The one that has waited longest is next.
+    """Nodes that come and go. The node that has waited longest is next.
 
     Args:
         num_clients: n, if the rule keeps a row for each client. Nodes then get the client ids 0..n-1 in order of
-            appearance, and a new node takes the id of one that has left. None: the client id is the node's id.
-        choose: ``choose(free, version)`` gets the free nodes, longest waiting first, and returns those that get this
-            version, in order.
+            appearance, and a new node takes the id of a node that has left. None: the client id is the node's id.
+        choose: ``choose(free, version)`` gets the free nodes, longest waiting first, and returns the nodes that get
+            this version, in order.
         clients: the numbers of nodes, from a checkpoint.
     """
 
@@ -37,10 +38,10 @@ class Nodes:
         self._free = None if num_clients is None else sorted(set(range(num_clients)) - set(clients.values()))
         self._last: dict[int, int] = {}  # node -> when it was last given a task, counted in tasks
         self._given = 0
-        self._unused: set[int] = set()  # for whom there is no number
+        self._unused: set[int] = set()  # nodes for which there is no client id
 
     def free(self, idle: Iterable[int], present: Set[int], room: int, version: int) -> list[tuple[int, int]]:
-        """Up to ``room`` pairs (node, client) to send ``version`` to.
+        """Return up to ``room`` pairs (node, client) that get ``version``.
 
         Args:
             idle: nodes that could get a task.
@@ -90,12 +91,12 @@ class ClientEvaluation:
     Args:
         strategy: provides ``fraction_evaluate``, ``min_evaluate_nodes`` and ``evaluate_metrics_aggr_fn``.
         config: the user's settings for the nodes.
-        timeout: seconds that a node has.
+        timeout: seconds that a node has for an evaluation.
         report: called with a version, its averaged metrics and its model, when all nodes have answered or timed out.
 
     Attributes:
         waiting: by message id, the node, the version that it evaluates, and the deadline.
-        open: the versions that are evaluated, each with its model and its replies.
+        open: the versions whose evaluation has not ended, each with its model and its replies.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class ClientEvaluation:
                 self._end(version)
 
     def _end(self, version: int) -> None:
-        """Report a version for which nobody is waited any more."""
+        """Report a version, unless some of its nodes may still answer."""
         if any(waited == version for _, waited, _ in self.waiting.values()):
             return
         model, replies = self.open.pop(version)

@@ -1,6 +1,6 @@
-"""Converts Flower's arrays, which are .npy files in bytes, to tensors and back; a server's model; and a run's history.
+"""Converts Flower's arrays, which are bytes of .npy files, to tensors and back. Also converts models and histories.
 
-Nothing is copied that need not be, and bytes that are no array raise a named error. ``read`` and ``write`` are public.
+Arrays are copied only if necessary. Bytes that are no array raise a named error. ``read`` and ``write`` are public.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ with warnings.catch_warnings():
 
 
 def read(record: Mapping[str, Array]) -> dict[str, Tensor]:
-    """The tensors of an ArrayRecord by name. They share the record's memory; do not write to them.
+    """Return the tensors of an ArrayRecord by name. They share the record's memory. Do not write to them.
 
-    Unlike ``ArrayRecord.to_torch_state_dict`` it makes no copies and supports bfloat16.
+    Unlike ``ArrayRecord.to_torch_state_dict`` this function makes no copies and supports bfloat16.
 
     Raises:
         ShapeMismatch: an array's bytes are damaged, or do not fit its shape.
@@ -48,7 +48,8 @@ def read(record: Mapping[str, Array]) -> dict[str, Tensor]:
 
 
 def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
-    """An ArrayRecord of tensors or NumPy arrays by name (a list's names are "0", "1", ...), each in its own dtype."""
+    """Return an ArrayRecord of tensors or NumPy arrays by name. The names of a list are "0", "1", ... Each array keeps
+    its dtype."""
     if not isinstance(arrays, Mapping):
         arrays = {str(i): array for i, array in enumerate(arrays)}
     written = ((name, to_npy(array)) for name, array in arrays.items())
@@ -56,7 +57,8 @@ def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
 
 
 def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
-    """The tensor in the bytes of an .npy file, sharing their memory. ``dtype`` tells what the header cannot."""
+    """Return the tensor in the bytes of an .npy file. It shares their memory. ``dtype``: Flower's dtype, because the
+    header cannot name bfloat16."""
     length = 10 + int.from_bytes(data[8:10], "little") if data[6:7] == b"\x01" else _LONGEST_HEADER
     try:
         shape, columns_first, kind, start = _header(data[:length])
@@ -80,7 +82,7 @@ def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
     return flat.view(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)) if columns_first else flat.view(shape)
 
 
-@lru_cache(maxsize=4096)  # every client's headers are the same ones, and Python's parser takes longer than the kernels
+@lru_cache(maxsize=4096)  # all clients have the same headers, and parsing takes longer than the kernels
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     head = io.BytesIO(data)
     shape, columns_first, kind = _HEADERS[np.lib.format.read_magic(head)](head)
@@ -88,7 +90,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
 
 
 def to_npy(array: Arrays) -> tuple[str, tuple[int, ...], bytes]:
-    """A tensor or NumPy array as its dtype's name, its shape, and the bytes of an .npy file."""
+    """Return an array's dtype by name, its shape, and the bytes of an .npy file."""
     if not isinstance(array, Tensor):
         array = np.ascontiguousarray(array)
         name, kind, shape, body = array.dtype.name, array.dtype.str, array.shape, array.reshape(-1).view(np.uint8)
@@ -105,7 +107,7 @@ def to_npy(array: Arrays) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def write_model(model: Arrays) -> ArrayRecord:
-    """A model in the form of ``server.parameters()``, with every array in its original dtype."""
+    """Return an ArrayRecord of a model in the form of ``server.parameters()``. Every array keeps its dtype."""
     return write([model] if isinstance(model, Tensor) else model)
 
 

@@ -1,7 +1,7 @@
-"""Functions of your own in a run: training, loss, metric, updates on their way, personal models.
+"""Functions of your own in a run: training, loss, metric, changes of updates, personal models.
 
-A program passes them as ``run(config, own=UserFunctions(train=...))``; a recipe names them as "module:function", in
-``[own]``, ``delay.name`` and ``participation.sampling``.
+A program passes the functions as ``run(config, own=UserFunctions(train=...))``. A recipe names them as
+"module:function", in ``[own]``, ``delay.name`` and ``participation.sampling``.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from fastagg.sim.seeds import seeded
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """Functions of your own. None: what the recipe says.
+    """Functions of your own. None: the recipe's own way is used.
 
     Attributes:
-        train: ``train(model, data, task, state) -> (update, state)``. ``model`` has the weights sent, ``data``
-            is the client's :class:`~fastagg.sim.data.federated.Samples`, ``task`` a
-            :class:`~fastagg.sim.clients.client.Turn`. ``state`` is what this client returned last, None at first:
-            numbers, text, tensors, and lists, tuples and dicts of them. It is copied, and saved with the run.
-            ``update`` is like ``task.delta(model)``. Parameters that it leaves out do not change, and cost no bytes.
+        train: ``train(model, data, task, state) -> (update, state)``. ``model`` has the weights that were sent.
+            ``data`` is the client's :class:`~fastagg.sim.data.federated.Samples`. ``task`` is a
+            :class:`~fastagg.sim.clients.client.Turn`. ``state`` is the state that this client returned last, None at
+            first: numbers, text, tensors, and lists, tuples and dicts of these. It is copied, and saved with the run.
+            ``update`` is like ``task.delta(model)``. Parameters that are left out do not change, and cost no bytes.
             For a rule of your own that takes more, return ``(update, state, extra)``, with tensors by name in
-            ``extra``; ``task.extra`` is what that rule sent.
+            ``extra``. ``task.extra`` has the arrays that the rule sent.
             Torch's random numbers are seeded. Clients train one after the other in the run's own process.
-        loss: ``loss(outputs, labels)``, the mean over a batch. Labels may then be fp32, too.
-        metric: ``metric(outputs, labels) -> float`` of a whole test set; more is better. It is recorded as accuracy.
-        change: ``change(update, task) -> update`` of every update on its way, a dict of arrays by name: for attacks,
-            noise and compression. It returns the update, or ``(update, bytes)``. Without bytes its size is that of its
-            arrays, which may be fp32, fp16, bf16 or sparse.
-        personal: ``personal(model, state)`` makes a client's own model of the server's, in place, before the client is
-            tested on its own samples. It is called for clients that have a state.
+        loss: ``loss(outputs, labels)`` returns the mean over a batch. Labels may then also be fp32.
+        metric: ``metric(outputs, labels) -> float`` for a whole test set. Larger is better. It is recorded as accuracy.
+        change: ``change(update, task) -> update`` changes every update before it is sent, for attacks, noise and
+            compression. An update is a dict of arrays by name. The function may also return ``(update, bytes)``.
+            Otherwise the bytes are those of its arrays, which may be fp32, fp16, bf16 or sparse.
+        personal: ``personal(model, state)`` turns the server's model into a client's own model, in place, before the
+            client is tested on its own samples. It is called for clients that have a state.
     """
 
     train: Callable[..., tuple[Any, Any]] | None = None
@@ -56,14 +56,14 @@ NAMES = tuple(field.name for field in fields(UserFunctions))
 
 
 def chosen(config: c.Config) -> UserFunctions:
-    """Return the functions of a run. ConfigError if one is not there, or takes other arguments."""
+    """Return the user's functions of a run. ConfigError: a function is not found, or takes other arguments."""
     if config.own.keywords and config.own.train is None:
         raise ConfigError("own.keywords are arguments of own.train, which is not given")
     return UserFunctions(**{name: config.function(f"own.{name}") for name in NAMES})
 
 
 class OwnTrainer(LocalTrainer):
-    """Has clients trained by ``own.train``. ``states``: what each client returned last."""
+    """Trains clients by ``own.train``. ``states``: each client's last state."""
 
     def __init__(self, module: nn.Module, work: Client, seed: int, own: UserFunctions) -> None:
         super().__init__(module, work, seed, own.loss)
@@ -71,12 +71,12 @@ class OwnTrainer(LocalTrainer):
         self._train = own.train
         self._trains = [parameter.requires_grad for parameter in module.parameters()]
         self.states: dict[int, Any] = {}
-        self.extra: dict[str, Tensor] | None = None  # what the last client sent besides its update
+        self.extra: dict[str, Tensor] | None = None  # the last client's further arrays
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         with self.turn(task, client, number) as turn:
             answer = self._train(self._module, samples, turn, self.states.get(client))
-        for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # it may have frozen some
+        for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # some may be frozen
             parameter.requires_grad_(trains)
             parameter.grad = None
         if not isinstance(answer, tuple) or len(answer) not in (2, 3):
@@ -91,14 +91,14 @@ class OwnTrainer(LocalTrainer):
 
 
 def arrays(update: object, where: str) -> dict[str, Tensor]:
-    """Return an update without its graph. ConfigError unless it is arrays by name."""
+    """Return an update without its graph. ConfigError: it is not a dict of tensors by name."""
     if isinstance(update, Mapping) and all(isinstance(array, Tensor) for array in update.values()):
         return {name: array.detach() for name, array in update.items()}
     raise ConfigError(f"{where}: expected an update, a dict of tensors by name, got a {type(update).__name__}")
 
 
 def _kept(state: object) -> Any:
-    """A copy, so that nothing that is trained next changes it. ConfigError if it cannot be saved."""
+    """Return a copy of a client's state, so that later training does not change it. ConfigError: it cannot be saved."""
     if isinstance(state, Tensor):
         return state.detach().clone()
     if isinstance(state, Mapping):
@@ -114,7 +114,7 @@ def _kept(state: object) -> Any:
 
 
 class UpdatePreparer:
-    """The way of an update to the server: it is changed, measured, and made whole."""
+    """Prepares updates for the server: changes them, counts their bytes, and adds missing arrays."""
 
     def __init__(self, module: nn.Module, layout: Layout, work: Client, seed: int, own: UserFunctions) -> None:
         self._layout, self._work, self._seed, self._own = layout, work, seed, own
@@ -123,7 +123,7 @@ class UpdatePreparer:
         self.whole = 4 * layout.size + sum(buffer.nbytes for buffer in module.buffers())  # bytes of a whole update
 
     def __call__(self, update: Update, task: Dispatch, client: int, number: int) -> tuple[Update, int]:
-        """Return the update as the server takes it, and the bytes that it had on its way."""
+        """Return the update in the form that the server takes, and the bytes that were sent."""
         size = None
         if self._own.change is not None:
             if isinstance(update, ModelState):

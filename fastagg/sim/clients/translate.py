@@ -27,8 +27,8 @@ class TranslationError(Exception):
 
 
 class Value(NamedTuple):
-    """The output of a layer. ``image``: its number in the table (0 is the input). ``vector``: whether it is a vector for
-    each sample in torch."""
+    """The output of a layer. ``image``: its number in the table (0 is the input). ``vector``: whether it is a vector
+    for each sample in torch."""
 
     image: int
     vector: bool

@@ -1,7 +1,7 @@
-"""What a function of the user's own may know: the clock, the versions, and each client's history.
+"""The facts that a user's own function may know: the clock, the versions, and each client's history.
 
-A delay law and a sampling rule get it as their argument ``view``, if they have one. A rule names in ``takes`` what it
-wants of it, by the names of the fields; it gets numbers, because a log holds what a rule got.
+A delay law or a sampling rule with an argument ``view`` gets a :class:`View`. A rule names the fields that it needs in
+``takes``. It gets their values as numbers, because the log records them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class ClientView:
     """A client as the server knows it.
 
     Attributes:
-        client, samples: its number, and how many samples it trains on.
-        tasks, answers: how many tasks were sent to it, and how many it answered.
-        sent, arrived: the virtual time of its last task and of its last answer; None: there is none.
-        duration, version, delay: of its last answer: the time that its task took, the version that it was trained
-            from, and the versions made since. None: there is none.
-        extra: what it sent besides its last update, tensors by name.
+        client, samples: the client's number, and its number of training samples.
+        tasks, answers: how many tasks were sent to the client, and how many it has answered.
+        sent, arrived: the virtual times of its last task and of its last answer. None: there is none.
+        duration: the virtual time that its last answered task took. None: it has not answered.
+        version, delay: the version from which its last answer was trained, and the answer's delay. None as above.
+        extra: the further arrays that it sent with its last update, by name.
     """
 
     client: int
@@ -45,8 +45,8 @@ class ClientView:
 
 @dataclass(frozen=True)
 class View:
-    """``time`` is virtual, ``version`` the server's, ``client`` the one that it is about; None in sampling, which asks
-    ``of(client)``."""
+    """``time``: the virtual time. ``version``: the server's version. ``client``: the client for which the function is
+    called. None: the function chooses a client, and calls ``of(client)``."""
 
     time: float
     version: int
@@ -58,7 +58,7 @@ class View:
 
 
 class History:
-    """Keeps the last of each client's tasks and answers, so that it does not grow with their number."""
+    """Keeps only each client's last task and answer, so its memory does not grow with their number."""
 
     def __init__(self, server: Server, sizes: Sequence[int]) -> None:
         self._server, self._sizes, self._clients = server, sizes, dict[int, ClientView]()
@@ -68,7 +68,7 @@ class History:
         return self._clients.get(client) or ClientView(client, self._sizes[client])
 
     def view(self, time: float | None = None, client: int | None = None) -> View:
-        """Return the view of a client at a time: by default when its last task was sent."""
+        """Return the view of a client at ``time``. None: the time at which its last task was sent."""
         own = None if client is None else self.of(client)
         time = own.sent if time is None and own is not None else time
         return View(time or 0.0, self._server.version, own, self)
@@ -78,7 +78,7 @@ class History:
         self._clients[client] = replace(own, tasks=own.tasks + 1, sent=time)
 
     def last(self, client: int, duration: float) -> None:
-        """Note how long the task takes that was sent last. In rounds all are received when the slowest is done."""
+        """Note the duration of a client's last task. In a round it may be shorter than the time until the answer."""
         self._takes[client] = duration
 
     def answer(self, client: int, time: float, version: int, delay: int, extra: Mapping[str, Tensor] | None) -> None:
@@ -91,8 +91,9 @@ class History:
     def facts(
         self, takes: Collection[str], client: int, time: float, start: int, sent: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """Return what a rule ``takes`` of an answer to a task of version ``start``: what the client ``sent``, and else
-        the field of the view of this name, 0 if it is not known. ``duration`` and ``delay`` are this answer's."""
+        """Return the facts that a rule ``takes``, about an answer to a task of version ``start``. A fact is an array
+        that the client ``sent``, or the field of the view with this name. 0: it is not known. ``duration`` and
+        ``delay`` are those of this answer."""
         view = self.view(time, client)
         known: dict[str, Any] = {own.name: getattr(view.client, own.name) for own in fields(ClientView)}
         known |= {"time": view.time, "version": view.version, "arrived": time}

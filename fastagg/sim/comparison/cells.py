@@ -1,8 +1,8 @@
-"""The cells of a comparison, and their runs, in this process or each in one of its own.
+"""The cells of a comparison, and their runs, in this process or each in a process of its own.
 
-A cell that is over is only read, one that was stopped goes on from its checkpoint. One that fails does not stop the
-others. After ctrl-C the cells at hand stop at their next update and write what they have; the others do not start.
-Importing this module imports no torch, which a comparison that is over does not need.
+A finished cell is only read. A stopped cell continues from its checkpoint. If a cell fails, the others go on. After
+ctrl-C the running cells stop at their next update and write their results so far, and other cells do not start.
+Importing this module imports no torch, because reading a finished comparison needs none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fastagg.sim.runs.passed import configured, taken
 from fastagg.sim.runs.result import Outcome, finished
 from fastagg.sim.show.progress import Progress, Watcher
 
-# What takes the place of a recipe's algorithm: a preset's name, a function that makes a server, or a table's row.
+# A replacement of a recipe's algorithm: a preset's name, a function that makes a server, or a row of a table.
 Rule = str | Callable[..., object] | Mapping[str, object]
 
 
@@ -46,11 +46,11 @@ def cells(
     more: Mapping[str, object] | None = None,
     rules: Mapping[str, Rule] | None = None,
 ) -> list[Cell]:
-    """Return every recipe and every run of every table, by every one of ``rules``, at every point of ``grid``, with
-    ``seeds``: which, or how many, from the recipe's own up.
+    """Return a cell for every combination of a recipe or a table's run, a rule of ``rules``, a point of ``grid`` and a
+    seed. ``seeds``: the seeds, or their number, from the recipe's own seed up.
 
-    ``changes`` and ``grid`` map dotted keys to a value or values; ``more`` is further ``changes``. ConfigError if a
-    name, key or value is wrong, or when two cells would share a folder.
+    ``changes`` maps dotted keys to a value, and ``grid`` to several values. ``more``: further ``changes``. ConfigError:
+    a name, key or value is wrong, or two cells would share a folder.
     """
     members: list[Cell] = []
     for name, values in itertools.product(names, itertools.product(*grid.values())):
@@ -91,7 +91,7 @@ def file_name(text: str) -> str:
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
-    """Raise what one of ``cells`` would raise before it loads its data. Of its seeds the first is checked."""
+    """Raise the errors that ``cells`` would raise before they load their data. Only the first seed is checked."""
     for cell in {cell.folder or cell.config.name: cell for cell in reversed(cells)}.values():
         from fastagg.sim.runs.build import check
 
@@ -105,11 +105,11 @@ def check_cells(cells: Sequence[Cell]) -> None:
 def run_cells(
     cells: Sequence[Cell], out: Path, jobs: int | None, watcher: Watcher, replace: bool = False
 ) -> dict[str, Outcome]:
-    """Run ``cells`` into folders below ``out``, in ``jobs`` processes, or in this one; return by name what became of
-    those that started.
+    """Run ``cells`` into folders below ``out``, in ``jobs`` processes, or in this process. Return the results or errors
+    of the cells that started, by name.
 
-    With ``replace`` a folder that holds a run with other settings is overwritten; otherwise its cell fails. A run of
-    other data, or other code of the user's own, is run again, and a warning says so.
+    If a folder holds a run with other settings, its cell fails. With ``replace`` the run is overwritten. A run with
+    other data, or other code of the user, is run again, and a warning says so.
     """
     several = jobs is not None and _checks.whole("jobs", jobs, least=1, most=1024) > 1
     waiting, at_work, outcomes = deque[Cell](), dict[Future[Any], Cell](), dict[str, Outcome]()
@@ -160,5 +160,5 @@ def _attempt(cell: Cell, folder: Path, progress: Progress, replace: bool, stop: 
         return run(cell.config, folder, progress, resume="again", replace=replace, stop=stop)
     except FastaggError as error:
         return str(error)
-    except Exception as error:  # a cell must not take the others with it
+    except Exception as error:  # an error in a cell must not end the other cells
         return f"{type(error).__name__}: {error}"

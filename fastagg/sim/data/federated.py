@@ -32,7 +32,7 @@ class Samples:
         return self.y.shape[0]  # len() of a tensor takes three times as long
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickled are its own numbers alone, also where they are a part of a larger tensor."""
+        """Pickle only the samples' own numbers, even if they are a view of a larger tensor."""
         whole = (a.clone() if a.untyped_storage().nbytes() > a.nbytes else a for a in (self.x, self.y))
         return Samples, (*whole, self.augment)
 
@@ -43,7 +43,7 @@ class Samples:
         return replace(self, x=self.x[index], y=self.y[index])
 
 
-# Takes a model and the test set and returns accuracy (0..1) and loss.
+# Takes a model and the test set. Returns the accuracy (0..1) and the loss.
 Score = Callable[[torch.nn.Module, Samples], tuple[float, float]]
 
 
@@ -52,8 +52,8 @@ def batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield inputs and labels of each batch of ``indices``, augmented if the samples have ``augment``.
 
-    Augmentation is drawn from (seed, client, number), where ``number`` counts the client's dispatches. Its draws are
-    separate from those of the batches. So the order in which clients train has no effect.
+    Augmentation is drawn from (seed, client, number), where ``number`` counts the client's dispatches. These draws are
+    separate from the draws of batches. So the order in which clients train has no effect.
     """
     rng = generator(seed, "augment", client, number) if samples.augment else None
     for index in indices:
@@ -65,11 +65,11 @@ def batches(
 class FederatedData:
     """Training samples per client, one test set, and the number of label classes.
 
-    ``text``: that inputs are tokens, and what a model of them must know: any object, which its function gets.
-    ``unlabelled``: inputs that the data set does not use for training, for distillation. ``score`` tests a model if
-    counting right labels is not the right measure. ``tests``: samples that each client is tested on by itself.
+    ``text``: not None if inputs are tokens. The object is passed to the model's function. ``unlabelled``: inputs for
+    distillation, which are not used for training. ``score`` tests a model if the share of right labels is not the right
+    measure. ``tests``: for each client, the samples on which the client alone is tested.
 
-    DataError if there is no client, a client has no sample, or the test set is empty.
+    DataError: there is no client, a client has no sample, or the test set is empty.
     """
 
     clients: Sequence[Samples]
@@ -107,7 +107,8 @@ class FederatedData:
         return replace(self, clients=clients, test=self.test.to(device), tests=tests)
 
     def held_out(self, share: float, seed: int) -> FederatedData:
-        """Return the data with ``share`` of each client's samples, drawn, as its own test. DataError if it has one."""
+        """Return the data with a drawn ``share`` of each client's samples as the client's own test. DataError: a client
+        has only one sample."""
         if not share:
             return self
         clients, tests = [], []
@@ -124,7 +125,7 @@ class FederatedData:
 def split_by_label(
     train: Samples, test: Samples, classes: int, *, clients: int, alpha: float, seed: int, min_samples: int = 2
 ) -> FederatedData:
-    """Divide one labelled training set over ``clients`` by Dirichlet(alpha), see :func:`dirichlet_split`."""
+    """Divide a labelled training set among ``clients`` by Dirichlet(alpha), see :func:`dirichlet_split`."""
     parts = dirichlet_split(train.y.numpy(), clients, alpha, seed, min_samples)
     return FederatedData([train.part(torch.from_numpy(part)) for part in parts], test, classes)
 
@@ -135,10 +136,10 @@ def dirichlet_split(
     """Split sample indices: each class is divided by its own Dirichlet(alpha) draw over the clients.
 
     Small ``alpha`` gives each client few classes (Dir(0.1) is strongly skewed). Large ``alpha`` gives an even mix. A
-    draw may leave a client with too few samples. Then it gets random samples of the client that has the most, until it
-    has ``min_samples``. Every index is used exactly once.
+    draw may leave a client with too few samples. The client then gets random samples of the client with the most, until
+    it has ``min_samples``. Every index is used exactly once.
 
-    labels: integer array [N]. Returns ``clients`` sorted int64 arrays. DataError if N < clients * min_samples.
+    labels: an integer array [N]. Returns ``clients`` sorted int64 arrays. DataError: N < clients * min_samples.
     """
     if len(labels) < clients * min_samples:
         raise DataError(

@@ -1,6 +1,7 @@
-"""The base of a recipe's sections, which are frozen and refuse unknown keys; and ``data``, one class per data set.
+"""The base class of a recipe's sections, which are frozen and refuse unknown keys. The sections ``data``, one class for
+each data set.
 
-Every field of a data set's class except ``name`` is a keyword of its ``load``; build.py passes them on.
+Every field of a data set's class except ``name`` is a keyword of its ``load``. build.py passes these keywords on.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _unset(cls, values: object) -> object:
-        """TOML has no null: "none" leaves a key out if that is its default."""
+        """Leave out keys with the value "none" whose default is None, because TOML has no null."""
         if not isinstance(values, dict):
             return values
         optional = {name for name, field in cls.model_fields.items() if field.default is None}
@@ -30,8 +31,8 @@ class Section(BaseModel):
 
 
 class OpenSection(Section):
-    """A section whose ``name`` is a function's, "module:function" or "given" for one that a program passes. The keys
-    that it does not know are arguments of the function; "none" stands for Python's None."""
+    """A section whose ``name`` is a function: "module:function", or "given" for a function that a program passes. Other
+    keys are arguments of the function. "none" stands for Python's None."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -41,12 +42,13 @@ class OpenSection(Section):
 
 
 def tag_of(kind: type[Section]) -> str:
-    """Return the name that a section has, the first if it has several; "module:function" if it is any function's."""
+    """Return the ``name`` in a section of this kind, the first if there are several. For a user's function, return
+    "module:function"."""
     return (*get_args(kind.model_fields["name"].annotation), "module:function")[0]
 
 
 def one_of(*kinds: type[Section], default: str | None = None) -> Any:
-    """Return the type of a section that is one of ``kinds``, by its name. Another name is of the kind ``default``."""
+    """Return the type of a section that is one of ``kinds``, by its name. Other names are of the kind ``default``."""
     tags = [tag_of(kind) for kind in kinds]
 
     def tag(values: object) -> object:
@@ -60,20 +62,21 @@ def one_of(*kinds: type[Section], default: str | None = None) -> Any:
 
 
 def kinds_of(annotation: object) -> list[type[Section]]:
-    """Return the sections that a field of this type may be; none if it is no section."""
+    """Return the sections that a field of this type may be. The list is empty if the field is no section."""
     kinds = [(*get_args(part), part)[0] for part in (get_args(annotation) or (annotation,))]
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
 
 class DataSection(Section):
-    """``clients``: how many there are."""
+    """``clients``: the number of clients."""
 
     name: str
     clients: PositiveInt = 50
 
 
 class Digits(DataSection):
-    """scikit-learn's digits: Dirichlet(``alpha``) over labels, ``min_samples`` a client, ``test_share`` for tests."""
+    """scikit-learn's digits, divided by Dirichlet(``alpha``) over labels. ``min_samples``: the fewest samples of a
+    client. ``test_share``: the share of the samples in the test set."""
 
     name: Literal["digits"]
     alpha: PositiveFloat = 0.3
@@ -82,8 +85,9 @@ class Digits(DataSection):
 
 
 class DataFunction(DataSection, OpenSection):
-    """Your own federation: a function "module:function" of clients, seed, ``dir`` (if there is one) and the section's
-    other keys, which returns a FederatedData. "given" stands for a function or a FederatedData passed to run()."""
+    """Your own federation: a function "module:function" that returns a FederatedData. Its arguments are clients, seed,
+    ``dir`` (if the section has it) and the section's other keys. "given" stands for a function or a FederatedData that
+    is passed to run()."""
 
     dir: str | None = None
 

@@ -125,8 +125,8 @@ FunctionName = Annotated[str | None, AfterValidator(_named)]
 
 
 class UnlabelledData(Section):
-    """Unlabelled data for FedEcho: the data's ``unlabelled`` samples, or a ``share`` of the test set. This share is then
-    not used for testing. At most ``samples`` are used."""
+    """Unlabelled data for FedEcho: the data's ``unlabelled`` samples, or a ``share`` of the test set. This share is
+    then not used for testing. At most ``samples`` are used."""
 
     share: Share = 0.0
     samples: PositiveInt = 2000
@@ -179,9 +179,9 @@ class Attack(Section):
 
 
 class Encoding(Section):
-    """``format``: how updates are encoded (docs/encoding.md): a format of :func:`fastagg.encode`, or "topk". With "topk"
-    a ``share`` of the elements is sent, in the format ``values``. ``feedback``: whether clients add the part of an
-    update that was not sent to their next update. ``download``: the format of models, rounded without bias.
+    """``format``: how updates are encoded (docs/encoding.md): a format of :func:`fastagg.encode`, or "topk". With
+    "topk" a ``share`` of the elements is sent, in the format ``values``. ``feedback``: whether clients add the part of
+    an update that was not sent to their next update. ``download``: the format of models, rounded without bias.
     """
 
     format: Literal["none", Format, "topk"] = "none"

@@ -1,4 +1,4 @@
-"""A run from its beginning to its end: the loop around a simulation, and what summary.json says of it."""
+"""A run from its beginning to its end: the loop around a simulation, and the contents of summary.json."""
 
 from __future__ import annotations
 
@@ -42,21 +42,20 @@ def run(
     picture: str = "png",
     workers: int = 1,
 ) -> Result:
-    """Run ``config`` to its end, to ctrl-C or to divergence; write the folder ``out`` unless it is None.
+    """Run ``config`` to its end, to ctrl-C or to divergence. Write the folder ``out`` unless it is None.
 
-    The same config gives the same rows, bit for bit (on one machine and torch version). ``resume`` says what to do
-    with a run that is in ``out``. "never" refuses it; with ``replace`` it deletes the run and begins anew. "go on"
-    continues from its last checkpoint, with the same result as an uninterrupted run, or only reads the run if it is
-    finished. A run of another config, of other data or of other code of the user's own is refused; with ``replace`` it
-    is deleted. "again" is like "go on", but without ``replace`` only another config is refused. ``stop`` is called
-    before every update, and stops the run like ctrl-C.
-    ``picture`` is the format of the plot.
+    The same config gives the same rows, bit for bit (on one machine and torch version). ``resume`` tells what to do
+    with a run that is in ``out``. "never" refuses the run. "go on" continues from its last checkpoint, with the same
+    result as an uninterrupted run, or only reads the run if it is finished. A run with another config, other data or
+    other code of the user is refused. "again" is like "go on", but only another config is refused. With ``replace``, a
+    run that would be refused is deleted, and the new run begins anew. ``stop`` is called before every update. If it
+    returns True, the run stops as after ctrl-C. ``picture``: the format of the plot.
     ``trackers`` (see :mod:`fastagg.trackers`) get every new row, and are closed at the end.
 
-    So many ``workers``, threads of this process, train clients. The files are the same to the bit.
+    ``workers``: the number of threads of this process that train clients. It does not change a bit of the files.
 
-    DataError if ``out`` cannot be written, before any training. ConfigError if it holds what is refused.
-    CheckpointError if a checkpoint is damaged.
+    DataError: ``out`` cannot be written. This is checked before any training. ConfigError: the run in ``out`` is
+    refused. CheckpointError: a checkpoint is damaged.
     """
     _checks.whole("workers", workers, least=1, most=MOST_WORKERS)
     _checks.fits("resume", resume, Resume)
@@ -90,12 +89,12 @@ def run(
 
 @contextmanager
 def torch_settings(threads: int) -> Iterator[None]:
-    """Torch with so many threads, and with the default type and device that it comes with."""
+    """Set the number of torch's threads, and torch's original default type and device, for a ``with`` block."""
     before, dtype = torch.get_num_threads(), torch.get_default_dtype()
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
     try:
-        # without need it would slow down every call of torch
+        # A device context is entered only if needed, because it slows down every call of torch.
         with torch.device("cpu") if torch.get_default_device().type != "cpu" else nullcontext():
             yield
     finally:
@@ -131,17 +130,17 @@ def _loop(
         if folder is not None and folder.due():
             folder.keep(simulation)
     if stopped == "interrupted" and folder is not None:
-        folder.keep(simulation)  # before the evaluation below, which an unbroken run has not
+        folder.keep(simulation)  # before the evaluation below, which an uninterrupted run does not have
     if simulation.rows[-1].uploads != simulation.uploads:
         evaluate()
     if stopped == "finished" and folder is not None:
-        folder.keep(simulation)  # if a later file fails, nothing must be trained again
+        folder.keep(simulation)  # if writing a later file fails, no training is lost
     progress.advanced(1.0)
     return stopped
 
 
 def _notes(simulation: Simulation, warm_up: float, tested: int) -> Iterator[str]:
-    """Yield notes for the reader of the results, one line each. They stand beside the run's name."""
+    """Yield notes about the results, one line each. Tables and reports show them with the run's name."""
     if simulation.diverged:
         yield f"diverged after {simulation.uploads} updates: {simulation.diverged}"
     elif tested < (made := min(LAST, simulation.server.version)):
@@ -163,7 +162,7 @@ def _notes(simulation: Simulation, warm_up: float, tested: int) -> Iterator[str]
 
 
 def summary(simulation: Simulation, stopped: str) -> Plain:
-    """Return summary.json of a run that ended as ``stopped`` says: "finished", "interrupted" or "diverged"."""
+    """Return the contents of summary.json. ``stopped``: "finished", "interrupted" or "diverged"."""
     config, wall = simulation.config, simulation.stopwatch.split()
     delays, rounds, distillation = simulation.delays, simulation.rounds, simulation.server.distillation
     warm_up = simulation.warm_up / max(1, simulation.uploads)

@@ -1,7 +1,7 @@
-"""All pictures, of a run and of a comparison.
+"""All pictures of runs and comparisons.
 
-Bands have an edge, so that they stay readable where they cross. Accuracy begins at zero, so that noise does not look
-like a difference.
+Bands have an edge, so that they stay readable where they cross. Axes of accuracy begin at zero, so that noise does not
+look like a difference.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fastagg.sim.runs.metrics import duration
 from fastagg.sim.show import findings, series
 from fastagg.sim.show.series import MOST_LINES
 
-ROW = 2.1  # the height of a row of axes in a picture with a width
+ROW = 2.1  # the height of a row of axes, in inches, in a picture with a width
 
 
 def pictures(
     groups: Sequence[Group], title: str, baseline: str | None, fields: Sequence[str] = (), width: float | None = None
 ) -> Iterator[tuple[str, Figure]]:
-    """Yield all pictures that the runs are enough for, with their names. ``fields``, ``width``: of :func:`curves`."""
+    """Yield all pictures for which there are enough runs, by name. ``fields``, ``width``: see :func:`curves`."""
     alike = len(by_setting(groups)) == 1
     if baseline is not None and alike and (figure := to_target(groups, title, baseline, width)):
         yield "target", figure
@@ -40,8 +40,9 @@ def pictures(
 
 
 def curves(groups: Sequence[Group], title: str = "", fields: Sequence[str] = (), width: float | None = None) -> Figure:
-    """Draw test accuracy over virtual time, server versions and client updates, or over ``fields`` of a row: the mean
-    and a band over seeds, one sample deviation to either side. In a ``width`` as many stand side by side as fit.
+    """Draw test accuracy over virtual time, server versions and client updates, or over ``fields`` of a row. A curve is
+    the mean over seeds, with a band of one sample deviation to either side. ``width``: inches, in which as many axes
+    as fit stand side by side. None: all axes stand side by side.
     """
     panels = {key: axis for key, axis in series.x_axes(groups).items() if key in fields or not fields}
     columns = len(panels) if width is None else max(1, min(len(panels), int(width / 2.1)))
@@ -92,7 +93,7 @@ def _panel(axes: Axes, groups: Sequence[Group], field: str, factor: float) -> No
 
 def _legend(figure: Figure, axes: Axes) -> None:
     """Put the legend of ``axes``' lines below all axes."""
-    # others are matplotlib's own
+    # Labels that begin with "_" are matplotlib's own.
     lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     legend(figure, lines, [str(line.get_label()) for line in lines])
 
@@ -103,9 +104,9 @@ def _seeds(groups: Sequence[Group]) -> str:
 
 
 def to_target(groups: Sequence[Group], title: str, baseline: str | None, width: float | None = None) -> Figure | None:
-    """Draw who reaches the target how soon: the time of each method as a bar with its ratio to ``baseline``, and the
-    accuracy over time, below the bars if the ``width`` is small. The heading is the verdict; ``title`` stands below it.
-    None if there is no verdict.
+    """Draw how soon each method reaches the target. A bar shows the method's time and its ratio to ``baseline``. Next
+    to the bars, or below them if the ``width`` is small, is the accuracy over time. The heading is the verdict.
+    ``title`` stands below the heading. None: there is no verdict.
     """
     text, scale, target = findings.verdict(groups, baseline), series.x_axes(groups).get("time"), goal(groups)
     if not text or scale is None or target is None or len(groups) < 2:
@@ -147,10 +148,10 @@ def to_target(groups: Sequence[Group], title: str, baseline: str | None, width: 
 
 
 def lines_over_key(groups: Sequence[Group]) -> Figure | None:
-    """Draw the table's measure over the last grid key with at least three numbers: a line per method and value of the
-    other keys, with bars of one sample deviation to either side.
+    """Draw the table's measure over the last grid key with at least three numbers. There is a line for each method and
+    each value of the other keys, with bars of one sample deviation to either side.
 
-    None if there is no such key, or if there are more than MOST_LINES lines.
+    None: there is no such key, or there are more than MOST_LINES lines.
     """
     places = {key: _numbers(groups, key) for key in choice_keys(group.choice for group in groups)}
     if not (keys := [key for key, numbers in places.items() if len(numbers) > 2]):
@@ -189,7 +190,7 @@ def lines_over_key(groups: Sequence[Group]) -> Figure | None:
 
 
 def _numbers(groups: Sequence[Group], key: str) -> set[float]:
-    """Return the numbers that ``key`` has in a grid; none if it has another value."""
+    """Return the values of ``key`` in a grid. The set is empty if a value is not a number."""
     try:
         return {float(str(dict(group.choice).get(key))) for group in groups}
     except ValueError:
@@ -199,7 +200,7 @@ def _numbers(groups: Sequence[Group], key: str) -> set[float]:
 def delay_tails(groups: Sequence[Group], title: str = "") -> Figure:
     """Draw the share of updates with at least a given delay, over that delay (the CCDF), on two logarithmic axes.
 
-    Very late updates are few. A logarithmic axis shows them; in a histogram their bars would be too small to see.
+    Very late updates are few. A logarithmic axis shows them. In a histogram their bars would be too small to see.
     """
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""What the pictures and ``report.html`` draw: curves with a band over seeds, which lines share a picture, delays."""
+"""The data of pictures and ``report.html``: axes, curves with a band over seeds, and the lines of each picture."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from fastagg.sim.comparison.groups import Group, by_setting, choice_keys, setting_text
 from fastagg.sim.runs.metrics import seconds, unit_text
 
-MOST_LINES = 6  # in one picture
-FAR = 8  # if the longest curve is so many times as long as the shortest, the time axis is logarithmic
+MOST_LINES = 6  # the most lines in a picture
+FAR = 8  # if the longest curve is more than this many times as long as the shortest, its axis is logarithmic
 UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 
 
 def time_scale(longest: float, unit: str) -> tuple[str, float]:
-    """Return the label of an axis of virtual times that ends at ``longest``, and what to multiply them by."""
+    """Return the label of an axis of virtual times that ends at ``longest``, and the factor of the times."""
     if not (known := seconds(unit)):
         return f"virtual time ({unit_text(unit)})", 1.0
     name, size = next(pair for pair in UNITS if longest * known >= 2 * pair[1] or pair[1] == 1)
@@ -23,9 +23,9 @@ def time_scale(longest: float, unit: str) -> tuple[str, float]:
 
 
 def x_axes(groups: Sequence[Group]) -> dict[str, tuple[str, float]]:
-    """Return what accuracy is drawn over: fields of a row, each with a label and a factor.
+    """Return the fields of a row over which accuracy is drawn, each with a label and a factor.
 
-    There is no axis of time if runs have different units of it, and one of bytes if updates are of different sizes.
+    There is no axis of time if runs have different units of time. There is an axis of bytes if encodings differ.
     """
     runs = [result for group in groups for result in group.results]
     units = {result.unit for result in runs}
@@ -38,16 +38,16 @@ def x_axes(groups: Sequence[Group]) -> dict[str, tuple[str, float]]:
 
 
 def far_apart(xs: Sequence[Sequence[float] | np.ndarray]) -> bool:
-    """Return whether some curves end so much earlier than others that only a logarithmic x axis shows both."""
+    """Return whether some curves end so much earlier than others that they need a logarithmic x axis."""
     ends = [float(x[-1]) for x in xs]
     return min(ends) > 0 and max(ends) > FAR * min(ends)
 
 
 def mean_curve(group: Group, field: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return x, the mean accuracy there in percent, and its sample deviation (None for one seed); each [points].
+    """Return x, the mean accuracy at x in percent, and its sample deviation (None for one seed), each [points].
 
-    Seeds are evaluated at different moments, so their curves are joined by straight lines. The mean ends where the
-    first seed does: from there on it would be of other seeds.
+    Seeds are evaluated at different x, so each curve is interpolated linearly. The mean ends at the end of the shortest
+    curve, because from there on fewer seeds would be left.
     """
     xs = [np.array([getattr(row, field) for row in result.rows], dtype=float) for result in group.results]
     x = np.unique(np.concatenate(xs))
@@ -58,7 +58,7 @@ def mean_curve(group: Group, field: str) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def line_labels(groups: Sequence[Group]) -> list[str]:
-    """Return labels that distinguish the groups of one picture: the method, and what differs between settings."""
+    """Return labels that distinguish the groups of one picture: the method, and the keys in which settings differ."""
     keys = choice_keys(group.choice for group in groups)
     varied = {key for key in keys if len({repr(dict(group.choice).get(key)) for group in groups}) > 1}
     several = len({group.method for group in groups}) > 1
@@ -72,7 +72,7 @@ def line_labels(groups: Sequence[Group]) -> list[str]:
 def few_lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """Divide the groups by grid keys, the first key first, until no picture has more than MOST_LINES lines.
 
-    Returns the groups of each picture by the picture's name; "" if there is only one.
+    Returns the groups of each picture by the picture's name. The name is empty if there is only one picture.
     """
     deepest = max(len(group.choice) for group in groups) if len(by_setting(groups)) > 1 else 0
     for depth in range(deepest + 1):
