@@ -15,7 +15,7 @@ Exchange = Callable[[Tensor | None], Tensor]
 
 
 class _Periodic:
-    """Sends the change after every ``every`` steps, and goes on from the model that comes back."""
+    """Sends the model's change after every ``every`` steps, and loads the model that comes back."""
 
     def __init__(self, exchange: Exchange, every: int) -> None:
         self.exchange, self.every = exchange, _checks.whole("every", every, least=1)
@@ -69,12 +69,12 @@ class _Periodic:
 
 
 def trainer_callback(exchange: Exchange, every: int) -> Any:
-    """Return a ``TrainerCallback`` for Hugging Face's ``Trainer``: it sends a delta after every ``every`` steps.
+    """Return a ``TrainerCallback`` for Hugging Face's ``Trainer``. It sends a delta after every ``every`` steps.
 
-    Training begins from the server's model and goes on from the one that comes back. The local optimizer keeps its
-    moments. At the end the remaining change is sent, if there is any. A checkpoint that ``load_best_model_at_end``
-    loads is not sent. Only parameters with ``requires_grad`` take part, such as peft's adapters, and the server's model
-    must be these, in their order: ``fastagg.FedBuff(model)``.
+    Training begins from the server's model. After each exchange it goes on from the model that comes back. The local
+    optimizer keeps its moments. At the end the remaining change is sent, if there is any. A checkpoint that
+    ``load_best_model_at_end`` loads is not sent. Only parameters with ``requires_grad`` take part, such as peft's
+    adapters. The server's model must have exactly these, in their order: ``fastagg.FedBuff(model)``.
 
     Args:
         exchange: a function that takes the delta ([d], fp32) since the model that it returned last, or None at first,

@@ -38,8 +38,8 @@ def require(package: str, least: str, extra: str) -> None:
 
 
 def preset(name: object, setting: str = "algorithm") -> Callable[..., Server]:
-    """The preset with this ``name``, for configuration files; or a function of your own, ``"module:function"``, which
-    makes a server of a model and the settings. ``setting`` is what gave the name, for the error.
+    """Return the preset with this ``name``, or your own function ``"module:function"``, for configuration files. The
+    function makes a server of a model and the settings. ``setting``: the key that has the name, for the error.
 
     Raises:
         ConfigError: there is no such preset or function.
@@ -55,7 +55,7 @@ def preset(name: object, setting: str = "algorithm") -> Callable[..., Server]:
 
 
 def imported(setting: str, name: str) -> Any:
-    """What ``module:function`` names.
+    """Return the object that ``module:function`` names.
 
     Raises:
         ConfigError: there is no such function.
@@ -77,7 +77,7 @@ def check_names(names: Iterable[str], known: Iterable[str], refused: Mapping[str
 
 
 def resolved(settings: Mapping[str, object] | None) -> Plain:
-    """A preset's settings; ``distill: "module:function"`` becomes what that function returns (FedEcho)."""
+    """Return a preset's settings. ``distill: "module:function"`` is replaced by the function's result (FedEcho)."""
     plain = dict(settings or {})
     name = plain.get("distill")
     if isinstance(name, str):

@@ -14,7 +14,7 @@ from fastagg.storage.pieces import as_tensor
 
 
 def holds(server: Server, arrays: Arrays) -> bool:
-    """Whether ``arrays`` are the server's model, to the bits that it keeps of their types."""
+    """Whether ``arrays`` equal the server's model, after their conversion to the server's types."""
     model, named = _named(server.parameters()), _named(arrays)
     return model.keys() == named.keys() and all(_equal(array, named[name]) for name, array in model.items())
 
@@ -62,7 +62,7 @@ def resume(server: Server, state: State) -> int:
 
 
 def tensors(arrays: Arrays) -> Arrays:
-    """A model in torch's tensors, for a file: a list as a list, a dict as a dict."""
+    """Return a model with torch's tensors, for a file. A list stays a list, and a dict stays a dict."""
     if isinstance(arrays, Mapping):
         return {name: as_tensor(array) for name, array in arrays.items()}
     return [as_tensor(array) for array in arrays] if isinstance(arrays, list) else as_tensor(arrays)

@@ -85,8 +85,8 @@ def attempt(read: Callable[..., Answer], *reply: Any) -> Answer | FastaggError:
 
 
 def judged(outcome: Outcome) -> Outcome:
-    """Return the server's outcome for a task of an adapter. If the server had ended the task, return LateReply, which is
-    no failure."""
+    """Return the server's outcome for a task of an adapter. If the server had ended the task, return LateReply, which
+    is no failure."""
     if isinstance(outcome, Receipt):
         return outcome
     if isinstance(outcome, MemoryError):

@@ -58,7 +58,7 @@ def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: boo
 
 
 def reserve(size: int, count: int) -> None:
-    """Reserve ``count`` vectors of ``size`` elements for reuse. This costs memory once they are used, and saves time."""
+    """Reserve ``count`` vectors of ``size`` elements for reuse. This saves time, and costs memory once it is used."""
     _ = [empty(size) for _ in range(count)]
 
 

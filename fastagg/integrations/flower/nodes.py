@@ -1,4 +1,4 @@
-"""Chooses the nodes that train next, gives nodes their client ids, and lets nodes evaluate beside asynchronous training.
+"""Chooses the nodes that train next, gives nodes their client ids, and lets nodes evaluate while others train.
 
 Only :class:`AsyncStrategy` uses this module. A version's evaluation is reported once, when all its nodes have answered
 or are late.

@@ -1,4 +1,4 @@
-"""Clients that lie: what they send in place of their updates, and what they train on."""
+"""Clients that lie: they send other updates than theirs, or train on other labels."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.recipes.sections import Attack
 from fastagg.sim.seeds import generator
 
-_KNOWN = 16  # honest updates, the last ones, that liars know
+_KNOWN = 16  # liars know so many of the last honest updates
 
-# (its own update, the honest ones [n, d], strength) -> what it sends
+# By attack: a function of a liar's own update, the honest updates [n, d] and the strength, which returns the lie.
 _SENDS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "sign_flip": lambda own, honest, strength: -strength * own,
     "scaling": lambda own, honest, strength: strength * own,
@@ -29,13 +29,13 @@ _STRENGTH = {"sign_flip": 1.0, "scaling": 10.0, "alie": 1.5, "inner_product": 0.
 
 
 def liars_of(attack: Attack, clients: int, seed: int) -> frozenset[int]:
-    """Return the clients that lie: ``share`` of all, drawn."""
+    """Return the clients that lie: a drawn ``share`` of all."""
     drawn = generator(seed, "attack").permutation(clients)[: round(attack.share * clients)]
     return frozenset(drawn.tolist()) if attack.name != "none" else frozenset()
 
 
 def with_flipped_labels(data: FederatedData, attack: Attack, seed: int) -> FederatedData:
-    """Return what clients train on: with ``label_flip`` liars have label c - 1 - y in place of y, of c classes.
+    """Return the data for training. With ``label_flip``, liars have label c - 1 - y in place of y, of c classes.
 
     ConfigError: the labels are not one class for each sample.
     """
@@ -49,17 +49,17 @@ def with_flipped_labels(data: FederatedData, attack: Attack, seed: int) -> Feder
 
 
 class Liars:
-    """What liars send in place of their updates. They know the honest updates that came last, as the papers assume."""
+    """Makes the updates of liars. Liars know the last honest updates, as the papers assume."""
 
     def __init__(self, attack: Attack, clients: int, seed: int, trained: list[str]) -> None:
-        """``trained``: the names of the parameters that updates have."""
+        """``trained``: the names of the parameters in an update."""
         self._sends = _SENDS.get(attack.name)
         self._strength = attack.strength or _STRENGTH.get(attack.name, 1.0)
         self._liars, self._trained = liars_of(attack, clients, seed), trained
         self._known = deque[Tensor](maxlen=_KNOWN)
 
     def __call__(self, client: int, update: Update) -> Update:
-        """Return what the client sends. A liar that knows of no honest update yet sends its own."""
+        """Return the update that the client sends. If there is no honest update yet, a liar sends its own."""
         sends = self._sends
         if sends is None or not self._liars:
             return update

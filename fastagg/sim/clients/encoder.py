@@ -1,4 +1,4 @@
-"""What clients send, in fewer bytes: every update is encoded on its way."""
+"""Encodes the updates that clients send, so that they need fewer bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from fastagg.storage import memory
 
 
 class UpdateEncoder:
-    """Encodes updates, each with a seed of its own. With error feedback every client has what it has not sent yet."""
+    """Encodes updates, each with a seed of its own. With error feedback, the part of an update that was not sent is
+    kept for each client."""
 
     def __init__(self, encoding: Encoding, layout: Layout, seed: int) -> None:
-        """ConfigError if the model has running statistics, which nothing encoded holds."""
+        """Raise ConfigError if the model has running statistics, because encoded updates have none."""
         self._setting, self._layout, self._seed = encoding, layout, seed
         self._feedback: defaultdict[int, ErrorFeedback] = defaultdict(ErrorFeedback)
         self._nbytes: int | None = None
@@ -41,7 +42,7 @@ class UpdateEncoder:
         return encode(arrays, format, seed=seed, feedback=feedback)  # type: ignore[arg-type]  # not "none"
 
     def size(self, plain: int) -> int:
-        """Return the bytes of an update that has so many as it is."""
+        """Return the bytes that are sent for an update of ``plain`` bytes before its encoding."""
         return plain if self._nbytes is None else self._nbytes
 
     def __call__(self, client: int, number: int, update: Update) -> Update | Encoded:

@@ -39,9 +39,9 @@ class VersionSchedule:
         self._arrivals = 0
         self._updates: Counter[int] = Counter()
         self._gone: set[int] = set()
-        self._tasks: dict[int, dict[int, Dispatch]] = {}  # version -> client -> its task
+        self._tasks: dict[int, dict[int, Dispatch]] = {}  # version -> client -> the client's open task
         # The server remembers unanswered tasks, and most are never answered. So the clients take turns in dropping all
-        # of theirs, each about once in four windows. This limits how many the server remembers.
+        # their open tasks, each about once in four windows. This limits how many tasks the server remembers.
         self._turn = -(-4 * (self._longest + 1) // clients)
 
     @property
@@ -49,7 +49,7 @@ class VersionSchedule:
         return float(self._arrivals)
 
     def in_flight(self) -> list[Job]:
-        """Return nothing: each arrival draws which of the open tasks is answered."""
+        """Return no jobs, because each arrival draws the open task that is answered."""
         return []
 
     def start(self) -> None:

@@ -1,7 +1,7 @@
-"""Processes of this machine for whole runs, a new one for each: as its memory and its threads are, so is its end.
+"""Processes on this machine for whole runs. Each run has a new process, so its memory and threads end with it.
 
-What goes to a process and comes back is pickled here, by value. The pickles of tensors that multiprocessing makes are
-files and sockets that end with the process, perhaps before the other side has read them.
+Arguments and results are pickled here, by value. multiprocessing's own pickles of tensors are files and sockets. These
+end with the process, perhaps before the other side has read them.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from fastagg._build import set_num_threads, usable_cores
 from fastagg._types import Foreign
 from fastagg.sim.runs.interrupt import without_ctrl_c
 
-# What every run imports sooner or later; torch's first optimizer imports torch._dynamo.
+# Modules that every run imports. The first optimizer in torch imports torch._dynamo.
 PRELOAD = ["fastagg.sim.runs.run", "fastagg.sim.show.plots", "sklearn.datasets", "torch._dynamo"]
 
 
 class Processes:
-    """``count`` at a time, forked by a server that has imported torch once."""
+    """Runs at most ``count`` processes at a time. They are forked by a server process that has imported torch once."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._context: Foreign = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
-        # Ctrl-C while it imports would end it, and all processes. Nor may it look for packages in the current folder,
-        # which may be a checkout of this one whose extension was never built.
+        # Ctrl-C during the imports must not end the server process. It must not find packages in the current folder,
+        # which may be a checkout of fastagg whose extension was never built.
         with without_ctrl_c(), chdir(sys.prefix):
             forkserver.ensure_running()
         self._threads = ThreadPoolExecutor(count)
         self._running: set[Foreign] = set()
 
     def submit(self, function: Callable[..., object], *arguments: object) -> Future[Any]:
-        """Call a function of a module that raises nothing. Its result, or EOFError if the process dies."""
+        """Call a module's function, which must raise nothing, in a new process. The future has the function's result,
+        or EOFError if the process dies."""
         return self._threads.submit(self._call, function, arguments)
 
     def _call(self, *call: object) -> object:
@@ -50,7 +51,7 @@ class Processes:
         process = self._context.Process(target=_alone, args=(there, threads, pickle.dumps(call)))
         process.start()
         self._running.add(process)
-        there.close()  # else nobody would tell this end that the process is gone
+        there.close()  # otherwise this end would not notice the end of the process
         try:
             return pickle.loads(here.recv_bytes())
         except EOFError:
@@ -66,7 +67,7 @@ class Processes:
 
 
 def _alone(there: Foreign, threads: int, call: bytes) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides when to stop
     threading.Thread(target=_end_with_parent, daemon=True).start()
     set_num_threads(threads)
     function, arguments = pickle.loads(call)

@@ -1,4 +1,5 @@
-"""Files of results. Each is written under another name and then renamed, so a full disk or a kill leaves no half."""
+"""Files of results. A file is written under another name and then renamed, so a full disk or a kill leaves no part of
+a file."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def writing(out: Path) -> AbstractContextManager[None]:
-    """Raise DataError where the file system refuses inside the block."""
+    """Raise the file system's errors in a ``with`` block as DataError."""
     return files.named(f"cannot write results to {out}", DataError)
 
 
@@ -36,7 +37,7 @@ def check_folder(out: Path) -> None:
 
 
 def csv_text(columns: Iterable[str], lines: Iterable[Plain]) -> str:
-    """Return CSV with a header. Floats read back to the same bits; None is an empty cell."""
+    """Return CSV with a header. Floats are read back with the same bits. None is an empty cell."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, list(columns), lineterminator="\n")
     writer.writeheader()
@@ -49,7 +50,7 @@ def rows_csv(kind: type[T], rows: Sequence[T]) -> str:
 
 
 def read_rows(kind: type[T], path: Path) -> list[T]:
-    """Read what ``rows_csv`` wrote, to the same bits. DataError if it is missing or damaged."""
+    """Read the rows that ``rows_csv`` wrote, with the same bits. DataError: the file is missing or damaged."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             head, *lines = csv.reader(file)
@@ -65,13 +66,13 @@ def _value(cell: str) -> Any:
 
 
 def read_summary(path: Path) -> Plain | None:
-    """Read what ``summary_json`` wrote; None if there is no such file. DataError if it is damaged."""
+    """Read a summary that ``summary_json`` wrote. None: there is no such file. DataError: the file is damaged."""
     return read_json(path, {"interrupted", "time_unit", "wall_seconds"}, "the summary of a run")
 
 
 def read_json(path: Path, keys: Collection[str] = (), what: str = "a JSON object") -> Plain | None:
-    """Read a file of ``what``, which has at least these keys; None if there is no such file. DataError if it is
-    damaged."""
+    """Read a JSON file, which must have at least these keys. ``what``: its name in messages. None: there is no such
+    file. DataError: the file is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not content.keys() >= set(keys):
@@ -84,6 +85,6 @@ def read_json(path: Path, keys: Collection[str] = (), what: str = "a JSON object
 
 
 def summary_json(summary: Plain) -> str:
-    """Return the summary as JSON; a NaN or infinite loss (a diverged run) becomes null."""
+    """Return the summary as JSON. A NaN or infinite loss (a diverged run) becomes null."""
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary.items()}
     return json.dumps(finite, indent=2, allow_nan=False) + "\n"

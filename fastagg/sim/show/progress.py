@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """What a run tells while it goes on. This one says nothing."""
+    """Called by a run while it goes on. This class does nothing."""
 
     def advanced(self, share: float) -> None:
         """Called for every client update with the share of the run that is done."""
 
     def evaluated(self, row: EvaluationRow) -> None:
-        """Called with every new row."""
+        """Called with every new evaluation's row."""
 
 
 class Watcher:
-    """What a comparison tells of its runs. This one says nothing."""
+    """Called by a comparison about its runs. This class does nothing."""
 
     def begun(self, runs: int) -> None:
-        """Called with how many runs are compared."""
+        """Called with the number of runs."""
 
     def started(self, cell: Cell) -> None: ...
 
