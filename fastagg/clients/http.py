@@ -202,8 +202,8 @@ class HttpClient:
         }
 
     def exchange(self, update: Tensor | None) -> Tensor:
-        """Send an update, if there is one, and ask for the next task. An update that is too late is dropped. If the
-        server refuses with :class:`fastagg.TooSoon`, wait for the next version and try again.
+        """Send an update, if there is one, and ask for the next task. An update that is too late is dropped, with a
+        warning. If the server refuses with :class:`fastagg.TooSoon`, wait for the next version and try again.
 
         Raises:
             TooSoon: the server still refuses after ``patience`` seconds. Other errors are those of :meth:`task` and
@@ -212,8 +212,10 @@ class HttpClient:
         This method can be the ``exchange`` of :func:`trainer_callback`.
         """
         if update is not None:
-            with contextlib.suppress(*LOST):
+            try:
                 self._in_time(lambda: self.send(update))
+            except LOST as error:
+                _log.warning("%s: an update was dropped: %s", self._url, error)
         return self._in_time(self.task)
 
     def _in_time(self, do: Callable[[], T]) -> T:

@@ -124,7 +124,7 @@ def test_it_gives_up_when_its_patience_ends(begin: Begin, slept: list[float]) ->
     assert not slept
 
 
-def test_the_servers_errors_are_raised_here(begin: Begin, slept: list[float]) -> None:
+def test_the_servers_errors_are_raised_here(begin: Begin, slept: list[float], caplog: pytest.LogCaptureFixture) -> None:
     def refuses(status: int, error: str) -> Say:
         return says(status, json.dumps({"error": error, "says": "because"}).encode())
 
@@ -145,8 +145,9 @@ def test_the_servers_errors_are_raised_here(begin: Begin, slept: list[float]) ->
             eve.send(update)
     assert eve.version is None  # the task is gone, so the next one is not waited for
     assert torch.equal(eve.task(newer=True), torch.from_numpy(MODEL))
-    for _ in range(2):  # whatever is too late is left out
+    for _ in range(2):
         assert torch.equal(eve.exchange(update), torch.from_numpy(MODEL))
+    assert sum(said.endswith("an update was dropped: because") for said in caplog.messages) == 2
     assert server.seen[6][0] == "/task/eve%2F1?part=0"
     assert not server.script and not slept
 

@@ -41,6 +41,9 @@ class Comparison:
     title: str = ""
     baseline: str | None = None
 
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(group.label for group in self.groups)}>"
+
     @property
     def results(self) -> list[Result]:
         return [result for group in self.groups for result in group.results]
