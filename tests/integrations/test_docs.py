@@ -75,6 +75,11 @@ import torch
 added = []
 trainer = SimpleNamespace(add_callback=added.append, model=torch.nn.Linear(3, 2))
 """
+WORKER = """
+from types import SimpleNamespace
+client = SimpleNamespace(exchange=lambda update: 0 if update is None else 7 + update)
+train = lambda model: model + 1
+"""
 PFL = MODEL + "net.loss = net.metrics = lambda *_: None  # as pfl asks of a module\n"
 
 POISONED = """
@@ -97,12 +102,9 @@ KNOWN: dict[str, tuple[str, str, str]] = {
     '"fastagg-kind": "gradient"': ("flwr", GRADIENTS, "assert content['config'] == note and content['arrays']"),
     "FedAvgRecipe(": ("nvflare", MODEL, "assert recipe.aggregator is not None"),
     "job.to_server(": ("nvflare", MODEL, "assert job"),
-    "controller = AsyncController(": (
-        "nvflare",
-        FLARE,
-        "assert controller.stop and controller.best['file']",
-    ),
+    "controller = AsyncController(": ("nvflare", FLARE, "assert controller.stop and controller.best['file']"),
     "import Aggregator, SyncAggregator": ("appfl", "", "assert Aggregator and SyncAggregator"),
+    "client.exchange(None)": ("torch", WORKER, "assert model == 8"),
     "trainer_callback(": ("transformers", TRAINER, "assert hasattr(added[0], 'on_step_end')"),
     "CentralOptimizer(": ("pfl", PFL, "assert model"),
 }
