@@ -4,6 +4,7 @@
 // Addresses point to fp32 vectors in the memory of the device that runs the step, unless a type says otherwise.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -34,9 +35,15 @@ struct Piece {
   Dtype dtype;
 };
 
+// The numbers of an update. If `limit` is finite, the numbers were measured in memory that their sender may change. The
+// kernels then read each number once more and limit its magnitude: NaN becomes -limit. Numbers that nobody changed stay
+// as they are.
 struct Update {
   std::vector<Piece> pieces;
   int64_t size = 0;
+  float limit = HUGE_VALF;
+
+  bool is_limited() const { return limit < HUGE_VALF; }
 
   void add(const void* data, int64_t count, Dtype dtype) {
     if (count > 0) pieces.push_back({data, size, count, dtype});

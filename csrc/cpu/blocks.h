@@ -44,20 +44,39 @@ inline void widen(const Kernels& table, const Piece& piece, int64_t offset, floa
     std::memcpy(out, static_cast<const float*>(piece.data) + offset, static_cast<size_t>(n) * sizeof(float));
 }
 
-// Calls visit(values, at, n) for consecutive runs that together are elements begin..end-1. A run of an fp32 piece is as
-// long as possible and is read in place. Pieces of other types are widened into `scratch`, one block at a time, so that
-// `scratch` stays in the L1 cache.
+inline uint32_t limit_bits(const Update& update) { return update.is_limited() ? bits_of(update.limit) : kNoLimit; }
+
+// Copies elements of a piece to `out` as fp32, within the update's limit.
+inline void read_piece(const Kernels& table, const Update& update, const Piece& piece, int64_t offset, float* out,
+                       int64_t n) {
+  if (!update.is_limited()) return widen(table, piece, offset, out, n);
+  const bool plain = piece.dtype == kFloat32;
+  if (!plain) widen(table, piece, offset, out, n);
+  table.limit(plain ? static_cast<const float*>(piece.data) + offset : out, limit_bits(update), out, n,
+              tuning().prefetch);
+}
+
+// Whether an update's elements in this piece can be read in place.
+inline bool is_plain(const Update& update, const Piece& piece) {
+  return piece.dtype == kFloat32 && !update.is_limited();
+}
+
+// Calls visit(values, at, n) for consecutive runs that together are elements begin..end-1. A run of a plain piece is as
+// long as possible and is read in place. Other pieces are copied into `scratch`, one block at a time, so that `scratch`
+// stays in the L1 cache.
+// `limits`: whether `visit` itself limits the values, so that a limited update may be read in place.
 template <typename Visit>
-void for_each_run(const Update& update, const Kernels& table, int64_t begin, int64_t end, Visit visit) {
+void for_each_run(const Update& update, const Kernels& table, int64_t begin, int64_t end, Visit visit,
+                  bool limits = false) {
   Scratch scratch;
   auto piece = piece_at(update, begin);
   for (int64_t at = begin; at < end;) {
     while (at >= piece->begin + piece->size) ++piece;
     const int64_t offset = at - piece->begin;
     const int64_t left = std::min(end - at, piece->size - offset);
-    const bool plain = piece->dtype == kFloat32;
+    const bool plain = limits ? piece->dtype == kFloat32 : is_plain(update, *piece);
     const int64_t n = plain ? left : std::min(left, kBlock);
-    if (!plain) widen(table, *piece, offset, scratch.values, n);
+    if (!plain) read_piece(table, update, *piece, offset, scratch.values, n);
     visit(plain ? static_cast<const float*>(piece->data) + offset : scratch.values, at, n);
     at += n;
   }
@@ -68,30 +87,31 @@ void for_each_run(const Update& update, const Kernels& table, int64_t begin, int
 class BlockReader {
  public:
   BlockReader(const Update& update, const Kernels& table, int64_t position)
-      : table_(table), piece_(piece_at(update, position)) {}
+      : update_(update), table_(table), piece_(piece_at(update, position)) {}
 
   // Returns how many elements from `position` on can be read in place.
   int64_t plain(int64_t position) {
     while (position >= piece_->begin + piece_->size) ++piece_;
-    return piece_->dtype == kFloat32 ? piece_->begin + piece_->size - position : 0;
+    return is_plain(update_, *piece_) ? piece_->begin + piece_->size - position : 0;
   }
 
   const float* block(int64_t position, int64_t n) {
     while (position >= piece_->begin + piece_->size) ++piece_;
     const int64_t offset = position - piece_->begin;
-    if (piece_->dtype == kFloat32 && offset + n <= piece_->size)
+    if (is_plain(update_, *piece_) && offset + n <= piece_->size)
       return static_cast<const float*>(piece_->data) + offset;
     for (int64_t filled = 0; filled < n;) {
       if (position + filled == piece_->begin + piece_->size) ++piece_;
       const int64_t start = position + filled - piece_->begin;
       const int64_t count = std::min(n - filled, piece_->size - start);
-      widen(table_, *piece_, start, scratch_.values + filled, count);
+      read_piece(table_, update_, *piece_, start, scratch_.values + filled, count);
       filled += count;
     }
     return scratch_.values;
   }
 
  private:
+  const Update& update_;
   const Kernels& table_;
   std::vector<Piece>::const_iterator piece_;
   Scratch scratch_;

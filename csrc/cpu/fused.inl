@@ -27,6 +27,18 @@ FASTAGG_FN void put(typename L::F value, float* to, bool streams) {
   L::store(value, to);
 }
 
+// Limits the magnitude of a value. `limit` has a float's bits. A NaN's magnitude has larger bits than any number's.
+template <typename L>
+FASTAGG_FN typename L::F limited(typename L::F value, uint32_t limit) {
+  const auto bits = L::bits(value);
+  return L::from_bits((bits & 0x80000000u) | L::least(bits & 0x7fffffffu, limit));
+}
+
+template <typename L>
+FASTAGG_FN typename L::F update_at(const Run& r, int64_t i) {
+  return limited<L>(L::load(r.update + i), r.limit);
+}
+
 struct SingleLoop {
   static constexpr bool kReadsX = false;
   template <typename Visit>
@@ -35,7 +47,7 @@ struct SingleLoop {
   }
   template <typename L, bool Streams, typename V>
   FASTAGG_FN V of(const Run& r, int64_t i, V) {
-    return (r.gain * r.weight) * L::load(r.update + i);
+    return (r.gain * r.weight) * update_at<L>(r, i);
   }
 };
 
@@ -47,7 +59,7 @@ struct TurnedLoop {
   }
   template <typename L, bool Streams, typename V>
   FASTAGG_FN V of(const Run& r, int64_t i, V) {
-    return turned_of(L::load(r.update + i), r.gain * r.weight, V(L::load(r.m + i)), r.turn);
+    return turned_of(update_at<L>(r, i), r.gain * r.weight, V(L::load(r.m + i)), r.turn);
   }
 };
 
@@ -59,7 +71,7 @@ struct FlushLoop {
   }
   template <typename L, bool Streams, typename V>
   FASTAGG_FN V of(const Run& r, int64_t i, V) {
-    return flush_of(L::load(r.acc + i), L::load(r.update + i), r.gain * r.weight, r.scale);
+    return flush_of(L::load(r.acc + i), update_at<L>(r, i), r.gain * r.weight, r.scale);
   }
 };
 
@@ -71,7 +83,7 @@ struct BlendLoop {
   }
   template <typename L, bool Streams, typename V>
   FASTAGG_FN V of(const Run& r, int64_t i, V x) {
-    return blend_of(L::load(r.base + i), x, L::load(r.update + i), r.gain, r.weight);
+    return blend_of(L::load(r.base + i), x, update_at<L>(r, i), r.gain, r.weight);
   }
 };
 
@@ -86,7 +98,7 @@ struct MeanLoop {
   }
   template <typename L, bool Streams, typename V>
   FASTAGG_FN V of(const Run& r, int64_t i, V) {
-    const V g = r.gain * L::load(r.update + i);
+    const V g = r.gain * update_at<L>(r, i);
     V old{};
     if (Both || r.read != nullptr) old = L::load(r.read + i);
     if (Both || r.write != nullptr) put<L, Streams>(g, r.write + i, r.stream_write);
@@ -108,7 +120,7 @@ struct CalibratedLoop {
   }
   template <typename L, bool Streams, typename V>
   FASTAGG_FN V of(const Run& r, int64_t i, V) {
-    const V g = r.gain * L::load(r.update + i);
+    const V g = r.gain * update_at<L>(r, i);
     V old{}, acc{};
     if (r.read != nullptr) old = L::load(r.read + i);
     if (r.acc != nullptr) acc = L::load(r.acc + i);

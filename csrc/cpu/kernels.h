@@ -35,10 +35,13 @@ constexpr int kGives = Optimizers::kCount;      // out = D
 constexpr int kMoves = Optimizers::kCount + 1;  // no output: only the sum and the row are updated
 constexpr int kActs = Optimizers::kCount + 2;
 
+constexpr uint32_t kNoLimit = 0x7fffffffu;  // no float has a magnitude with larger bits
+
 // A run of elements. Each pointer is to the run's first element. The direction (math/directions.h) and the optimizer
 // determine which members a loop uses.
 struct Run {
   const float* update;
+  uint32_t limit = kNoLimit;  // the bits of the largest allowed magnitude of `update` (Update::limit)
   float gain, weight, scale;
   float turn;  // the factor of m in a turned direction
   const float *acc, *base, *read;
@@ -144,6 +147,8 @@ struct Kernels {
   void (*coded[Optimizers::kCount])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);
+  // Limits each element's magnitude (Update::limit). `out` may be `in`.
+  void (*limit)(const float* in, uint32_t limit, float* out, int64_t n, int64_t ahead);
   void (*fold)(const Fold& run, int32_t* largest);  // largest[k]: the bits of the largest magnitude of in[k] - base
   void (*random_words)(const RandomKey& key, int64_t block, uint32_t* words, const float* ask);
   void (*noise)(const NoiseBlock& run);

@@ -118,6 +118,7 @@ constexpr Kernels made() {
   to.largest = largest_block;
   to.widen_f16 = widen_f16_block;
   to.widen_bf16 = widen_bf16_block;
+  to.limit = limit_block;
   to.fold = fold_run;
   to.random_words = random_words_block;
   to.noise = noise_block;

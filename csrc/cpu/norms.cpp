@@ -33,7 +33,7 @@ struct alignas(64) Strand {
 // Returns the update's strand at `at`, read in place if possible, otherwise assembled in `scratch`.
 const float* strand_of(const Update& update, const Kernels& table, int64_t at, int64_t count, Strand& scratch) {
   const auto piece = piece_at(update, at);
-  if (piece->dtype == kFloat32 && at + count <= piece->begin + piece->size)
+  if (is_plain(update, *piece) && at + count <= piece->begin + piece->size)
     return static_cast<const float*>(piece->data) + (at - piece->begin);
   if (piece->dtype == kEncoded) {
     decode(table, *static_cast<const Wire*>(piece->data), at, scratch.values, count);
@@ -59,10 +59,10 @@ void copy_range(const Update& update, const Update& to, int64_t at, int64_t coun
   }
 }
 
-// Returns the address of fp32 elements at..at+count-1 if they are in a single piece, else null.
+// Returns the address of elements at..at+count-1 if they can be read in place in a single piece, else null.
 float* plain_at(const Update& update, int64_t at, int64_t count) {
   const auto piece = piece_at(update, at);
-  if (piece->dtype != kFloat32 || at + count > piece->begin + piece->size) return nullptr;
+  if (!is_plain(update, *piece) || at + count > piece->begin + piece->size) return nullptr;
   return static_cast<float*>(const_cast<void*>(piece->data)) + (at - piece->begin);
 }
 
@@ -166,7 +166,7 @@ constexpr int64_t kMostCompared = 1024;
 const float* floats_of(const Update& update, int64_t begin, int64_t end, float* scratch) {
   const Piece& piece = *piece_at(update, begin);
   const int64_t offset = begin - piece.begin;
-  if (piece.dtype == kFloat32 && offset + end - begin <= piece.size)
+  if (is_plain(update, piece) && offset + end - begin <= piece.size)
     return static_cast<const float*>(piece.data) + offset;
   for_each_run(update, kernels(), begin, end, [&](const float* values, int64_t at, int64_t n) {
     std::memcpy(scratch + (at - begin), values, static_cast<size_t>(n) * sizeof(float));

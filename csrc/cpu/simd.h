@@ -136,6 +136,19 @@ struct Simd {
   FASTAGG_FN U bits(F value) { return (U)value; }
   FASTAGG_FN F from_bits(U bits) { return (F)bits; }
 
+  // The smaller of both. Both must be below 2^31.
+  FASTAGG_FN U least(U a, uint32_t b) {
+    const U most = U{} + b;
+#if defined(FASTAGG_512)
+    return (U)_mm512_maskz_min_epu32(0xffff, (__m512i)a, (__m512i)most);
+#elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
+    return (U)_mm256_min_epu32((__m256i)a, (__m256i)most);
+#else
+    const U over = (U)((I)a > (I)most);
+    return (a & ~over) | (most & over);
+#endif
+  }
+
   FASTAGG_FN F sign(F value) {
     const F zero{};
     return (F)(((U)(value > zero) & 0x3f800000u) | ((U)(value < zero) & 0xbf800000u));

@@ -125,8 +125,12 @@ class BlockStep {
           each_turn(values, at, n, [&](FusedDirection from, Run& part, int64_t) { loops.fused[from][act()](part); });
         });
       } else {
-        for_each_run(update_, table_, begin, end,
-                     [&](const float* values, int64_t at, int64_t n) { loop(run_at(values, at, n)); });
+        const auto run_loop = [&](const float* values, int64_t at, int64_t n) {
+          Run run = run_at(values, at, n);
+          run.limit = limit_bits(update_);
+          loop(run);
+        };
+        for_each_run(update_, table_, begin, end, run_loop, true);
       }
     });
     if (caches && is_plain()) clear_padding();
@@ -449,14 +453,15 @@ class BlockStep {
 
 // Computes out = acc + weight*values, or weight*values if acc is null.
 struct Accumulation {
-  Accumulation(int64_t size, const float* acc, float weight, float* out)
+  Accumulation(const Update& update, const float* acc, float weight, float* out)
       : bytes(acc == nullptr ? 8 : 12),
-        loop(loops_for(size * bytes).fused[acc == nullptr ? kAlongSingle : kAlongFlush][kGives]) {
+        loop(loops_for(update.size * bytes).fused[acc == nullptr ? kAlongSingle : kAlongFlush][kGives]) {
+    whole.limit = limit_bits(update);
     whole.gain = weight;
     whole.weight = whole.scale = 1.0f;
     whole.acc = acc, whole.out = out;
     whole.ahead = tuning().prefetch;
-    whole.stream_out = bypasses(size * bytes) && acc != out && aligned(out);
+    whole.stream_out = bypasses(update.size * bytes) && acc != out && aligned(out);
   }
   void operator()(const float* values, int64_t at, int64_t n) const {
     Run run = whole;
@@ -484,14 +489,14 @@ double step_once(const Update& update, const Direction& direction, const Optimiz
 }
 
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out) {
-  const Accumulation sum(update.size, acc, weight, acc_out);
+  const Accumulation sum(update, acc, weight, acc_out);
   const Kernels& table = kernels();
   for_each_part(update.size, sum.bytes,
-                [&](int64_t begin, int64_t end) { for_each_run(update, table, begin, end, sum); });
+                [&](int64_t begin, int64_t end) { for_each_run(update, table, begin, end, sum, true); });
 }
 
 double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out) {
-  return read_once(update, Accumulation(update.size, acc, weight, acc_out));
+  return read_once(update, Accumulation(update, acc, weight, acc_out));
 }
 
 void add_held(const std::vector<WeightedUpdate>& held, const float* acc, float* acc_out) {

@@ -52,6 +52,17 @@ void copy_squares_strand(const float* update, float* copy, int64_t n, int64_t ah
   sums_of<1>(out, n, ahead, add, update);
 }
 
+void limit_block(const float* in, uint32_t limit, float* out, int64_t n, int64_t ahead) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    if (ahead != 0)
+      for (int64_t line = 0; line < kLanes; line += kLine) ahead_of(in + (i + ahead + line));
+    for (int64_t l = 0; l < kLanes; l += kFloats)
+      put_vector(limited<Simd>(vector_at<F>(in + i + l), limit), out + i + l);
+  }
+  for (; i < n; ++i) out[i] = limited<ScalarLanes>(in[i], limit);
+}
+
 // Returns the sum of squares over a top-k's group that starts at `begin`. Elements that are not stored add nothing to
 // their lanes.
 template <typename Codec>

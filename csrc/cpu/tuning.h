@@ -37,8 +37,8 @@ void set_tuning(const Tuning& tuning);  // values must be in range; applies from
 // Whether a pass that touches this many bytes should store outputs that are not inputs past the caches. It should if
 // the last cache is clearly smaller.
 inline bool bypasses(int64_t bytes) { return tuning().cache > 0 && bytes / 5 * 4 > tuning().cache; }
-// Whether an update of `size` elements should be copied and then added to the sum in place. The alternative adds the
-// update to a new sum while it is read. In place is better if the cache holds two such vectors, but not three.
-inline bool adds_in_place(int64_t size) { return 8 * size <= tuning().cache && 12 * size > tuning().cache; }
+// Whether an update of `size` elements should be read twice: first to measure it, then to add it to the sum in place.
+// The alternative reads the update once, and writes a new sum. In place is better if the cache holds two such vectors.
+inline bool adds_in_place(int64_t size) { return 8 * size <= tuning().cache; }
 
 }  // namespace fastagg::cpu

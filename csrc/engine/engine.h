@@ -1,10 +1,12 @@
 // The engine of a server: its operations, and its lock. Answers, and the end of a round, are transactions
 // (transaction.h). Only the holder of the lock may use the server's state (core.h).
 //
-// A sender may change an update's memory at any time, so that memory is read only once. While an update is inspected,
-// its numbers are copied into the engine's memory. All later stages, and the log, read the copy. A large update, whose
-// copy would cost time, is instead read only by the step's kernel, which writes to new memory
-// (AnswerTransaction::may_read_once).
+// A sender may change an update's memory at any time. There are three ways to take an update, so that such a change can
+// neither leave NaN behind nor exceed a bound:
+//   copied   Inspection copies the numbers into the engine's memory. All later stages, and the log, read the copy.
+//   once     Only the step's kernel reads the numbers, and writes to new memory (AnswerTransaction::may_read_once).
+//   twice    Inspection measures the numbers. The step's kernel reads them again, and limits each to the measured norm
+//            (Update::limit).
 #pragma once
 
 #include <optional>

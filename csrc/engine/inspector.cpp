@@ -1,6 +1,9 @@
 #include "inspector.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cfloat>
+#include <cmath>
 #include <cstring>
 
 #include "../cpu/cpu.h"
@@ -9,6 +12,8 @@
 
 namespace fastagg::engine {
 namespace {
+
+constexpr int64_t kWorthReadingTwice = int64_t{1} << 13;
 
 class CpuInspector : public Inspector {
  public:
@@ -25,12 +30,24 @@ class CpuInspector : public Inspector {
     const bool copies = !answer.blob && !store::is_encoded(answer.update);
     const bool has_room = !pending.record.empty() && copies;
     const bool kept = prepared || is_.keeps || answer.is_private;
+    if (pending.record.empty() && !kept && !answer.base && answer.update.size >= kWorthReadingTwice)
+      return limit(pending);
     const double squares = absorb(answer, has_room && !kept ? &pending.operation : nullptr);
     if (has_room && kept) cpu::copy(answer.update, update_at(pending.operation.parts));
     pending.norm = norm_of(squares);
   }
 
  private:
+  // Measures an update that stays where it is. Its elements may change before the step's kernel reads them again. The
+  // limit then keeps each element within the norm, so all bounds hold.
+  void limit(PendingAnswer& pending) const {
+    Update& update = pending.answer->update;
+    update.limit = HUGE_VALF;  // an earlier try may have set it
+    pending.norm = norm_of(squares_of(*pending.answer, is_.tensors));
+    const auto rounded_up = static_cast<float>(std::min(pending.norm * (1.0 + 1e-6), double{FLT_MAX}));
+    update.limit = std::max(rounded_up, FLT_MIN);
+  }
+
   // Returns the sum of squares of an update.
   double squares_of(const Answer& answer, cpu::Tensors* tensors) const {
     if (tensors == nullptr && store::is_encoded(answer.update)) return store::encoded_in(answer.update)->squares();

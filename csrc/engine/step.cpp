@@ -117,8 +117,7 @@ void AnswerTransaction::check() {
 
 // Whether the step's kernel itself may read the sender's memory. The kernel then reads the memory once, and the norm is
 // known only afterwards. So nothing may depend on the norm, and the kernel may write only to memory that nobody reads.
-// A small update is copied instead, because the copy stays in the cache. An update that is better added in place is
-// also copied (cpu/tuning.h).
+// A small update, and one that is better added in place (cpu/tuning.h), is inspected first.
 bool AnswerTransaction::may_read_once() const {
   const Settings& settings = core_.settings;
   const DirectionState& direction = *core_.direction;

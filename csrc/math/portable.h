@@ -75,6 +75,7 @@ struct Scalar {
   FASTAGG_FN F sign(F value) { return value > 0.0f ? 1.0f : (value < 0.0f ? -1.0f : 0.0f); }
   FASTAGG_FN U bits(F value) { return bits_of(value); }
   FASTAGG_FN F from_bits(U bits) { return float_from_bits(bits); }
+  FASTAGG_FN U least(U a, uint32_t b) { return a < b ? a : b; }
   FASTAGG_FN F number(I whole) { return static_cast<F>(whole); }
   FASTAGG_FN I whole(U bits) { return static_cast<I>(bits); }
   FASTAGG_FN U word(I whole) { return static_cast<U>(whole); }
