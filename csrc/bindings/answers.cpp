@@ -1,4 +1,5 @@
-// Binds answers, and the ends of rounds. An answer in a usual form is read, taken and acknowledged in one call.
+// The functions with which fastagg/server receives answers and ends rounds. An answer in a usual form (reader.h) is
+// read here. Python reads any other answer first.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -20,7 +21,7 @@ using engine::Answer;
 using engine::Engine;
 using engine::Numbers;
 
-// Makes a receipt before its answer is taken.
+// Makes the receipt of an answer. Must be called before the answer is received, so that a failure changes nothing.
 py::object made_for(ServerObject& server, py::handle client, const Answer& answer) {
   py::object receipt = make<ReceiptObject>(server.receipts());
   receipt_in(receipt)->client = plain(client, answer.client).release().ptr();
@@ -37,7 +38,7 @@ void fill(ServerObject& server, const py::object& receipt, const Answer& answer)
   }
 }
 
-// Waits until the records that senders wait for are on the disk.
+// Waits until the answers' records are on the disk. Leaves out answers whose senders do not wait for the disk.
 void wait_for_disk(const ServerObject& server, const Answer* answers, size_t count) {
   if (!server.log) return;
   uint64_t last = 0;
@@ -46,7 +47,8 @@ void wait_for_disk(const ServerObject& server, const Answer* answers, size_t cou
   if (last > 0) server.log->wait(last);
 }
 
-// Reports how long answers took, if a callback is set. The answers count already, so nothing here may fail.
+// Calls `server.tell` if the answers took longer than `server.slow` seconds, without the wait for the disk. When `end`
+// runs, the answers have counted already. So an error of the callback is printed and not raised.
 class AnswerTimer {
  public:
   AnswerTimer(const ServerObject& server, size_t count) : server_(server), on_(server.slow < HUGE_VAL) {
@@ -65,28 +67,28 @@ class AnswerTimer {
     try {
       server_.tell(took.count() - waited, waited, delays_, tasks_);
     } catch (py::error_already_set& error) {
-      if (!error.matches(PyExc_Exception)) throw;  // raised by a signal handler, such as KeyboardInterrupt
+      if (!error.matches(PyExc_Exception)) throw;  // KeyboardInterrupt, or another exception of a signal handler
       error.discard_as_unraisable("the report of a slow update");
-    } catch (const std::bad_alloc&) {  // memory is short: this report is left out
+    } catch (const std::bad_alloc&) {  // no memory is left, so there is no report
     }
   }
 
  private:
   const ServerObject& server_;
   const bool on_;
-  std::vector<int64_t> delays_, tasks_;  // by answer; task 0: none
+  std::vector<int64_t> delays_, tasks_;  // one element for each answer; task 0: the answer has no task
   std::chrono::steady_clock::time_point begun_;
   double waited_ = 0.0;
 };
 
-// Warns about a client. The answers count already, so a filter that turns warnings into errors must not raise one here.
+// Warns about a client. Raises nothing, even if a filter turns warnings into errors, because the answers have counted.
 void warn(const ClientId& client, const char* what) {
   const std::string text = "client " + shown(client) + what;
   try {
     py::module_::import("fastagg._checks").attr("warn")(text);
   } catch (py::error_already_set& error) {
     if (error.matches(PyExc_KeyboardInterrupt)) {
-      PyErr_SetInterrupt();  // raised again once the caller has the answers' outcomes
+      PyErr_SetInterrupt();  // Python raises KeyboardInterrupt when the caller has the answers' outcomes
     } else {
       error.discard_as_unraisable(text.c_str());
     }
@@ -111,13 +113,13 @@ Engine::Result receive(ServerObject& server, Answer* answers, size_t count) {
   return result;
 }
 
-// Returns an answer's numbers if Python has read them, else null.
+// Returns the Numbers that Python has made of an update. Returns null if `numbers` is another object.
 const Numbers* numbers_in(py::handle numbers) {
   static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(py::type::of<Numbers>().ptr());
   return Py_TYPE(numbers.ptr()) == type ? py::cast<const Numbers*>(numbers) : nullptr;
 }
 
-// Returns the number of samples. None: only Python can read the number, or reports why it is wrong.
+// Returns an answer's number of samples, or NaN for None. Returns nullopt if Python must read the number or refuse it.
 std::optional<double> samples_of(py::handle samples) {
   if (samples.is_none()) return std::nan("");
   double count = -1.0;
@@ -131,9 +133,9 @@ std::optional<double> samples_of(py::handle samples) {
   return std::nullopt;
 }
 
-// Reads an answer's numbers. Returns false if only Python can read them.
+// Reads an update into `answer`. Returns false if only Python can read the update.
 bool read_update(ServerObject& server, py::handle update, Arrays& arrays, Answer& answer) {
-  if (const Numbers* const numbers = numbers_in(update)) {  // Python has read the update
+  if (const Numbers* const numbers = numbers_in(update)) {  // Python has read the update already
     static_cast<Numbers&>(answer) = *numbers;
     return true;
   }
@@ -141,8 +143,8 @@ bool read_update(ServerObject& server, py::handle update, Arrays& arrays, Answer
   const UpdateReader::UpdateForm form = server.reader->read(update, arrays, answer);
   if (form == UpdateReader::UpdateForm::kNo) return false;
   if (server.device >= 0) {
-    // Leaves to Python: joining many pieces, sending large updates, and copies for a log.
-    constexpr int64_t kMostSent = int64_t{1} << 18;
+    // Only Python can send statistics or a large update to a device, join many pieces, and copy an update for a log.
+    constexpr int64_t kMostSent = int64_t{1} << 18;  // in elements
     if (answer.reported) return false;
     if (arrays.on_device() ? static_cast<bool>(server.log) || answer.update.pieces.size() > cuda::kMostPieces
                            : answer.update.size > kMostSent)
@@ -154,10 +156,10 @@ bool read_update(ServerObject& server, py::handle update, Arrays& arrays, Answer
   return true;
 }
 
-// The fields of a fastagg.Answer (fastagg/server/answers.py), which is a tuple.
+// Returns the fields of a fastagg.Answer, which is a named tuple (fastagg/server/answers.py).
 PyObject* const* fields_of(const py::object& answer) { return &PyTuple_GET_ITEM(answer.ptr(), 0); }
 
-// Whether an answer has only the fields that `read` knows, without kind, sent, control, extra, measures and still.
+// Whether an answer's fields kind, sent, control, extra, measures and still have their defaults, as `read` requires.
 bool is_plain(const py::object& answer) {
   PyObject* const* const fields = fields_of(answer);
   return std::all_of(fields + 7, fields + 11, [](PyObject* field) { return field == Py_None; }) &&
@@ -165,7 +167,7 @@ bool is_plain(const py::object& answer) {
 }
 
 // Reads the first fields of an answer: client, update, version, num_samples, task, offset, incarnation. Returns false
-// if only Python can read them.
+// if only Python can read the answer.
 bool read(ServerObject& server, PyObject* const* arguments, Arrays& arrays, Answer& answer) {
   const std::optional<double> samples = samples_of(arguments[3]);
   if (!samples || !read_update(server, arguments[1], arrays, answer)) return false;
@@ -178,9 +180,9 @@ bool read(ServerObject& server, PyObject* const* arguments, Arrays& arrays, Answ
   return true;
 }
 
-// Turns the current exception into the outcome of an answer. An exception that is not this package's, such as Ctrl-C,
-// is raised. If earlier answers have counted and no memory is left, the outcome is `no_memory`, because Python could
-// not make an error that carries the earlier outcomes.
+// Returns the current exception as the outcome of an answer, if it is a FastaggError. Raises any other exception, such
+// as KeyboardInterrupt. `counted`: whether earlier answers have counted. If they have, and no memory is left, returns
+// `no_memory`, because Python could not make an error that carries the earlier outcomes.
 py::object outcome_of_exception(bool counted = false, const py::object& no_memory = {}) {
   set_error_of_current_exception();
   if (counted && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) {
@@ -192,26 +194,26 @@ py::object outcome_of_exception(bool counted = false, const py::object& no_memor
   throw raised;
 }
 
-// Answers that have been read, and the Python objects for their outcomes.
+// The answers of one call, and the Python objects for their outcomes.
 struct Batch {
   std::deque<Arrays> arrays;
   std::vector<Answer> answers;
   std::vector<py::object> receipts;
-  std::vector<py::object> refusals;  // by answer: why it could not be read; null: it was read
-  py::list outcomes;                 // the caller's list, which grows with each outcome
-  size_t first = 0;                  // the place of this batch's first outcome in `outcomes`
+  std::vector<py::object> refusals;  // for each answer: the error if it could not be read, else null
+  py::list outcomes;                 // the caller's list, to which this batch appends
+  size_t first = 0;                  // the index in `outcomes` of this batch's first outcome
 
   size_t size() const { return answers.size(); }
   void set(size_t place, const py::object& outcome) { outcomes[first + place] = outcome; }
 };
 
-// Returns the place of the first answer from `begin` on that could not be read.
+// Returns the index of the first answer, from `begin` on, that could not be read, or the batch's size.
 size_t readable(const Batch& batch, size_t begin) {
   while (begin < batch.size() && !batch.refusals[begin]) ++begin;
   return begin;
 }
 
-// Takes all answers, and sets a receipt or an error for each. The lock may refuse some answers, too.
+// Gives the answers that could be read to the engine. Sets the outcome of each answer to a receipt or an error.
 void receive_all(ServerObject& server, Batch& batch) {
   const size_t count = batch.size();
   std::vector<Answer>& answers = batch.answers;
@@ -307,7 +309,7 @@ PyObject* take_many(ServerObject& server, PyObject* const* args) {
 
 py::object close_round(ServerObject& server, bool if_due) {
   engine::Receipt receipt;
-  py::float_ rate(0.0);  // made before the step, because nothing may fail afterwards
+  py::float_ rate(0.0);  // made before the step, because nothing may fail after the step
   {
     const GilRelease released(server.is_long());
     with_engine(server, [&](Engine& engine) { return engine.close_round(&receipt, if_due); });
@@ -339,13 +341,13 @@ void bind_numbers(py::module_& m) {
       .def(py::init<const std::vector<std::tuple<py::object, UpdateReader::ShapeVector, ArrayRole>>&, bool, py::object,
                     double, int64_t>(),
            by_name, arg("parts"), arg("named"), arg("whole"), arg("limit"), arg("size"));
-  // The numbers of an answer that Python has read. The client and the task are arguments of `receive`.
+  // The contents of an answer that Python has read. The client and the task are passed to `receive` as arguments.
   py::class_<Numbers>(m, "Numbers")
       .def_readwrite("reported", &Numbers::reported)
       .def_readwrite("blob", &Numbers::blob)
       .def_readwrite("is_private", &Numbers::is_private)
       .def_readwrite("still", &Numbers::still)
-      // `task` None: the numbers are a difference already.
+      // Marks the numbers as a model that was trained from `task`. None: the numbers are already the difference.
       .def("less",
            [](Numbers& numbers, const py::object& task) {
              numbers.kind = Numbers::kModel;
@@ -367,7 +369,7 @@ void bind_numbers(py::module_& m) {
              answer.on_host = update_of(pieces.attr("native")), answer.on_host_owner = owner_of(pieces);
            })
       .def("from_host", &stay_in_host);
-  // A function, because a constructor would end the process if there is no memory (extension.cpp).
+  // A function makes the object, because pybind11's constructor ends the process if no memory is left.
   m.def(
       "numbers",
       [](const py::object& pieces) {

@@ -12,7 +12,7 @@ namespace {
 
 using engine::Archive;
 
-// Saves a state's fields to a dict, or loads fields from a dict.
+// Saves a state's fields to a dict, or loads the fields from a dict if `loading` is true.
 class DictArchive : public Archive {
  public:
   DictArchive(py::dict saved, bool loading) : Archive(loading), state(std::move(saved)) {}
@@ -56,7 +56,7 @@ class DictArchive : public Archive {
     }
     const py::object value = state[name];
     if (value.is_none()) return false;
-    if (vector) tensor_of(vector, size).attr("copy_")(value);  // empty: only the size is asked for
+    if (vector) tensor_of(vector, size).attr("copy_")(value);  // an empty `vector` only asks for the field
     return true;
   }
   void vectors(const char* name, std::vector<std::pair<int64_t, store::Vector>>& all, int64_t size) override {

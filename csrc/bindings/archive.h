@@ -1,4 +1,5 @@
-// Converts states to plain Python data, and back: numbers, lists, NumPy's columns, and torch's vectors.
+// Saves the engine's states for checkpoints as Python dicts of numbers, lists, NumPy arrays and torch tensors. Loads
+// states from such dicts.
 #pragma once
 
 #include <functional>
@@ -22,8 +23,8 @@ std::vector<T> vector_from(const py::object& object) {
   return {array.data(), array.data() + array.size()};
 }
 
-// Saves the fields of a state to a dict, or loads them from a dict. Loading throws std::invalid_argument, or a Python
-// error for data of a wrong type.
+// `saved` returns the fields of a state as a dict. `load` sets the fields of a state from a dict. `load` throws
+// std::invalid_argument, or a Python error for data of a wrong type. `fields` must list the state's fields.
 py::dict saved(const std::function<void(engine::Archive&)>& fields);
 void load(const py::dict& state, const std::function<void(engine::Archive&)>& fields);
 

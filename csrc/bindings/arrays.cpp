@@ -13,7 +13,7 @@
 namespace fastagg::bindings {
 namespace {
 
-// -- DLPack's structs, as in its specification ----------------------------------------------------------------------
+// -- the structs of DLPack's specification --------------------------------------------------------------------------
 
 struct DlpackDevice {
   int32_t type, id;
@@ -37,7 +37,7 @@ struct DlpackVersion {
   uint32_t major, minor;
 };
 
-struct ManagedTensor {  // the content of a capsule "dltensor"
+struct ManagedTensor {  // a capsule named "dltensor" points to this struct
   DlpackTensor tensor;
   void* context;
   void (*deleter)(ManagedTensor*);
@@ -67,7 +67,7 @@ struct DlpackExchange {
 
 constexpr int32_t kHost = 1;
 #if defined(FASTAGG_CUDA_EMULATED)
-constexpr int32_t kCuda = kHost;  // the emulated device has torch's host tensors, but not NumPy's arrays
+constexpr int32_t kCuda = kHost;  // torch's host tensors count as tensors of the emulated device
 #else
 constexpr int32_t kCuda = 2;
 #endif
@@ -85,8 +85,8 @@ struct TorchFunctions {
 
 TorchFunctions torch;  // never released, like torch itself
 
-// Holds the owner of a tensor's memory. Torch destroys the TensorOwner with the last view of the tensor, on any thread
-// and without the GIL.
+// Keeps a tensor's memory alive. Torch destroys the TensorOwner with the last view of the tensor. This may happen on
+// any thread and without the GIL.
 template <typename Shell>
 struct TensorOwner {
   Shell shell{};
@@ -126,7 +126,7 @@ py::object made(store::Owner owner, void* data, int64_t count, ElementType eleme
   const auto capsule = py::reinterpret_steal<py::object>(PyCapsule_New(&held->shell, "dltensor", nullptr));
   if (!capsule) throw py::error_already_set();
   object = PyObject_CallOneArg(torch.from_dlpack, capsule.ptr());
-  // torch has renamed the capsule, and now owns the tensor
+  // If torch has taken ownership of the tensor, torch has renamed the capsule.
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor") == 0) held.release();
   if (object == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(static_cast<PyObject*>(object));
@@ -140,7 +140,7 @@ int64_t ask(PyObject* object, PyObject* method) {
   return number;
 }
 
-// Whether the elements of this shape are contiguous. Strides count elements.
+// Whether a tensor with this shape and these strides is contiguous. Strides are in elements.
 bool in_order(const int64_t* shape, const int64_t* strides, int32_t dims) {
   int64_t expected = 1;
   for (int32_t i = dims; i-- > 0;) {
@@ -167,7 +167,8 @@ py::object storage_of(py::handle array) {
   return storage;
 }
 
-// Returns the address of a tensor of this form, if `takes` accepts its memory. Otherwise returns null.
+// Returns the elements' address if the tensor is contiguous, has this type and shape, and `takes` accepts its memory.
+// Otherwise returns null.
 template <typename Takes>
 const void* tensor_data(py::handle tensor, ElementType wanted, const int64_t* shape, int32_t dims, Takes takes) {
   ArrayMemory memory;
@@ -184,7 +185,7 @@ const void* array_data(py::handle array, ElementType element, const int64_t* sha
     PyErr_Clear();
     return nullptr;
   }
-  const char* formats = wanted.code == kFloat ? "f" : "lq";  // each letter is a format
+  const char* formats = wanted.code == kFloat ? "f" : "lq";  // each character is a format code of Python's buffers
   const bool fits = view.itemsize == wanted.bits / 8 && view.format != nullptr && view.format[0] != 0 &&
                     view.format[1] == 0 && std::strchr(formats, view.format[0]) != nullptr && view.ndim == dims &&
                     std::equal(shape, shape + dims, view.shape) && view.len > 0;
@@ -223,7 +224,8 @@ void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, p
 py::object tensor_of(const store::Owner& owner, void* data, int64_t count, ElementType element) {
   PyObject* const object = object_of(owner);
   const bool bytes = object != nullptr && ask(object, torch.element_size) == 1;
-  // Memory that Python owns is returned as the owning object, except for the bytes that torch allocates for a device.
+  // If a Python object owns the memory, the result is that object. An exception is a tensor of bytes, which torch
+  // allocates for a device. If fp32 elements are wanted, the result is a view of that tensor.
   if (object != nullptr && !(bytes && element == ElementType::kFloat32))
     return py::reinterpret_borrow<py::object>(object);
   if (data == nullptr || count == 0) return made(owner, data, count, element);
@@ -246,7 +248,7 @@ py::list tensors_in(const store::Owner& owner, const Update& update, bool stored
                         : py::cast(encoded));
     return piece;
   }
-  // A wrapped owner, because `owner` itself may be the Python object of all pieces, which `tensor_of` would return.
+  // The owner is wrapped in another owner, because `tensor_of` returns the owner itself if it is a Python object.
   const store::Owner all = std::make_shared<store::Owner>(owner);
   py::list list;
   for (Piece piece : update.pieces) {
@@ -273,7 +275,7 @@ bool is_fit_for_torch(py::handle capsule) {
     if (versioned->version.major == kMajor) tensor = &versioned->tensor;
   }
   if (tensor == nullptr) return true;
-  double reach = tensor->type.bits / 8.0 * tensor->type.lanes, size = reach;  // in bytes
+  double reach = tensor->type.bits / 8.0 * tensor->type.lanes, size = reach;  // bounds in bytes
   for (int32_t i = 0; i < tensor->dims; ++i) {
     const int64_t along = tensor->shape[i], stride = tensor->strides == nullptr ? 0 : tensor->strides[i];
     if (along < 0 || (along > 1 && stride < 0)) return false;
@@ -289,7 +291,7 @@ bool look(py::handle array, ArrayMemory& memory) {
   if (torch.exchange == nullptr || torch.exchange->look == nullptr) return false;
   DlpackTensor tensor{};
   if (torch.exchange->look(array.ptr(), &tensor) != 0) {
-    PyErr_Clear();  // the tensor has no memory of its own: it is sparse, or inside a torch.func transform
+    PyErr_Clear();  // the tensor has no memory of its own, because it is sparse or belongs to a torch.func transform
     return false;
   }
   memory = {tensor.data,
@@ -307,12 +309,12 @@ bool look(py::handle array, ArrayMemory& memory) {
 }
 
 bool is_plain(py::handle array, const ArrayMemory& memory) {
-  if (ask(array.ptr(), torch.is_neg) != 0) return false;  // lazily negated, as the imaginary part of a conjugate is
+  if (ask(array.ptr(), torch.is_neg) != 0) return false;  // torch negates the elements lazily
   if (memory.size == 0) return true;
   const py::object storage = storage_of(array);
   if (!storage) return false;
   const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(array.ptr(), torch.offset);
-  // resize_ may have left a storage too small for this tensor.
+  // The tensor's method `resize_` may have made the storage too small.
   return begin >= 0 && held >= width_of(memory.element) * (begin + memory.size);
 }
 
@@ -343,7 +345,7 @@ const void* Arrays::add(py::handle array, ElementType element, const int64_t* sh
 
 store::Owner Arrays::owner([[maybe_unused]] int64_t nbytes) const {
 #if !defined(FASTAGG_CUDA_EMULATED)
-  constexpr int64_t kKept = int64_t{1} << 20;  // as in csrc/engine/inspect_on_cuda.cpp
+  constexpr int64_t kKept = int64_t{1} << 20;  // in bytes; csrc/engine/inspect_on_cuda.cpp has the same limit
   if (nbytes > kKept) {
     const py::object stream = py::module_::import("torch.cuda").attr("current_stream")(device_);
     for (const py::object& tensor : held_) tensor.attr("record_stream")(stream);
@@ -363,7 +365,7 @@ void* current_stream(int32_t device) {
   if (torch.exchange != nullptr && torch.exchange->stream != nullptr &&
       torch.exchange->stream(kCuda, device, &current) == 0)
     return current;
-  const GilHolder held;  // older versions of torch
+  const GilHolder held;  // older versions of torch lack the table's function
   const py::object stream = py::module_::import("torch.cuda").attr("current_stream")(device);
   return reinterpret_cast<void*>(py::cast<uintptr_t>(stream.attr("cuda_stream")));
 #endif

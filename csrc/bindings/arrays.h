@@ -1,5 +1,6 @@
-// Uses torch's tensors without torch's headers, through DLPack's table of C functions (version 1.3). Torch has had this
-// table since about 2.10. With an older torch, tensors are made through a capsule, and only Python reads updates.
+// Reads and makes torch's tensors without torch's headers. This file uses DLPack's table of C functions (version 1.3),
+// which torch has had since about 2.10. With an older torch, tensors are made through DLPack's capsules, and only
+// Python reads updates.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,9 @@ namespace fastagg::bindings {
 
 namespace py = pybind11;
 
-// Sets torch's objects, once at import: the tensor's class, its `__dlpack_c_exchange_api__` or None, and
-// torch.utils.dlpack.from_dlpack. Also sets NumPy's array class, and a dict of weak references to tensors.
+// Sets the Python objects that this file uses. fastagg/storage/memory.py calls this function at import. `tensor`: the
+// class torch.Tensor. `exchange`: the class's `__dlpack_c_exchange_api__`, or None. `from_dlpack`: the function of
+// torch.utils.dlpack. `ndarray`: NumPy's array class. `tensors`: a dict with weak references to tensors.
 void use_torch(py::type tensor, py::object exchange, py::function from_dlpack, py::type ndarray, py::object tensors);
 
 enum class ElementType {
@@ -28,21 +30,21 @@ enum class ElementType {
   kOther
 };  // the first three have the same values as Dtype
 
-// Returns a 1-D host tensor of `count` elements in this owner's memory. The tensor keeps the owner alive. As long as
-// the tensor lives, every call returns the same object. For memory that Python owns, the result is the owning object.
+// Returns a 1-D host tensor of the `count` elements at `data`. The tensor keeps the owner alive. While the tensor
+// lives, each call with the same arguments returns that tensor. Returns the owner itself if it is a Python object.
 py::object tensor_of(const store::Owner& owner, void* data, int64_t count, ElementType element);
 inline py::object tensor_of(const store::Vector& vector, int64_t count) {
   return tensor_of(vector.owner, vector.data, count, static_cast<ElementType>(static_cast<int>(vector.dtype)));
 }
-// Returns torch's tensor, fp32 or bf16, as a vector of the engine. For None returns an empty vector.
+// Returns a torch tensor, fp32 or bf16, as a vector of the engine in the same memory. For None returns an empty vector.
 store::Vector vector_of(const py::object& tensor);
 
-// Whether torch can take a DLPack capsule, or refuses the capsule properly. For a stride or size that is negative or
-// above 2^63, torch raises an exception that ends the process.
+// Whether a DLPack capsule can be passed to torch without danger. If a stride or size of the capsule's tensor is
+// negative or overflows 64 bits, torch throws a C++ exception that ends the process.
 bool is_fit_for_torch(py::handle capsule);
 
-// Returns the pieces of an update as tensors of `tensor_of`. For an encoded update, returns the Encoded, or its bytes
-// if `stored`.
+// Returns a list of an update's pieces, as tensors that `tensor_of` makes. The list of an encoded update has one item:
+// the Encoded object, or a tensor of the encoded bytes if `stored` is true.
 py::list tensors_in(const store::Owner& owner, const Update& update, bool stored = false);
 
 // A torch tensor's memory, as torch describes it.
@@ -50,41 +52,41 @@ struct ArrayMemory {
   void* data;
   const int64_t* shape;
   int32_t dims;
-  int64_t size;  // elements
+  int64_t size;  // number of elements
   ElementType element;
-  bool on_host, in_order;
-  int32_t device;  // the CUDA device of the memory; negative: none
+  bool on_host, in_order;  // in_order: whether the elements are contiguous
+  int32_t device;          // the memory's CUDA device; negative: the memory is on no CUDA device
 };
-// Fills `memory`. Returns false if Python must look at the array: the array is not of torch's own classes or has no
-// memory of its own, or torch has no table.
+// Fills `memory`. Returns false if the array is not of torch's own classes or has no memory of its own, or if torch has
+// no table of C functions. Python must then read the array.
 bool look(py::handle array, ArrayMemory& memory);
-// Whether the elements can be read in place: the storage was not freed or made smaller, and torch does not negate the
-// elements lazily.
+// Whether the elements can be read in place. They cannot if the storage was freed or made smaller, or if torch negates
+// the elements lazily.
 bool is_plain(py::handle array, const ArrayMemory& memory);
-// Whether the array has memory: a freed storage begins at address zero. The check takes a fifth of `is_plain`'s time.
+// Whether the storage was not freed. A freed storage begins at address zero. Takes a fifth of the time of `is_plain`.
 bool has_memory(py::handle array, const ArrayMemory& memory);
 
 // Returns torch's current stream for this thread on a CUDA device.
 void* current_stream(int32_t device);
 
-// Holds Python arrays for as long as their elements are read.
+// Keeps Python arrays alive while their elements are read.
 class Arrays {
  public:
-  // `device`: torch's tensors may also be on this CUDA device, but then all arrays must be there. Negative: on the
-  // host.
+  // `device`: the CUDA device on which torch's tensors may be. Either all arrays are on that device, or all are on the
+  // host. If `device` is negative, all arrays must be on the host.
   explicit Arrays(int32_t device = -1) : device_(device) {}
   Arrays(const Arrays&) = delete;
   Arrays& operator=(const Arrays&) = delete;
   ~Arrays();
 
-  // Returns the address of the elements if the array has the usual form: torch's or NumPy's own class, of this type and
-  // shape, contiguous, on the host or on `device`. Returns null for everything else.
+  // Returns the address of the array's elements. The array must be of torch's or NumPy's own class, have this type and
+  // shape, be contiguous, and be on the host or on `device`. Returns null for any other object.
   const void* add(py::handle array, ElementType element, const int64_t* shape, int32_t dims);
 
   bool on_device() const { return lies_ == kDevice; }
-  // Returns an owner that keeps the device's arrays until kernels have read them. Large arrays should not be kept
-  // longer than needed. So for large arrays returns null, and tells torch not to reuse their memory before
-  // (record_stream).
+  // Returns an owner that keeps the device's arrays alive until kernels have read them. If `nbytes`, the size of the
+  // arrays, is above 1 MiB, returns null instead, so that large arrays are freed early. Torch is then told not to reuse
+  // their memory before the kernels have read the arrays (record_stream).
   store::Owner owner(int64_t nbytes) const;
 
  private:

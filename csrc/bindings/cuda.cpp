@@ -1,5 +1,5 @@
-// Binds the CUDA kernels as `_native.cuda`. The kernels take the CPU functions' structs, structs of their own, a device
-// and a stream.
+// Binds the CUDA kernels as `_native.cuda`, for fastagg/ops. A kernel takes the same structs as the CPU's function, and
+// a `Where` with a device and a stream. Some kernels have further structs.
 #include "../cuda/cuda.h"
 
 #include "structs.h"
@@ -72,9 +72,9 @@ void bind_functions(py::module_& m) {
   });
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"), arg("where"));
   m.def("measure_scratch", &cuda::measure_scratch, arg("size"),
-        "Numbers of 8 bytes that measuring so many elements needs.");
+        "The length of `scratch`, in numbers of 8 bytes, with which `measure` measures `size` elements.");
   m.def("measure_counters", &cuda::measure_counters, arg("size"),
-        "From where in its scratch numbers are 0 before the first launch.");
+        "The index in `scratch` from which all numbers must be 0 before the first launch.");
   m.def("measure", &measure, arg("update"), arg("against"), by_name, arg("scratch"), arg("sums"), arg("where"));
   m.def("soft_targets", &soft_targets, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"), arg("where"));
   m.def("distill", &distill, by_name, arg("logits"), arg("batch"), arg("targets"), arg("out"), arg("where"));
@@ -99,12 +99,12 @@ void bind_cuda(py::module_& m) {
     return std::make_tuple(driver.devices, driver.version, driver.words);
   });
 #if defined(FASTAGG_CUDA_EMULATED)
-  m.attr("cuda_emulated") = true;  // in builds with tests/emulation, for tests
+  m.attr("cuda_emulated") = true;  // this build emulates CUDA on the CPU, for tests
   bind_emulation(m);
 #else
   m.attr("cuda_emulated") = false;
 #endif
-  py::module_ to_device = m.def_submodule("cuda", "Asynchronous on the stream of `where`.");
+  py::module_ to_device = m.def_submodule("cuda", "CUDA kernels, which run asynchronously on the stream of `where`.");
   bind_device_structs(to_device);
   bind_functions(to_device);
 }

@@ -1,4 +1,5 @@
-// Binds the states of directions, clients' rows, and their memory. fastagg/rules makes these objects.
+// Binds the engine's directions, the clients' rows and their memory, for fastagg/rules. A direction combines updates
+// into the vector along which the optimizer steps.
 #include "../engine/aligned.h"
 #include "../engine/all_clients.h"
 #include "../engine/buffers.h"
@@ -25,10 +26,10 @@ using py::arg;
 // -- memory and kernels
 
 #if defined(FASTAGG_CUDA)
-// Memory on a device. Torch allocates the memory on the caller's current stream.
+// Memory on a CUDA device. Torch allocates the memory on the current stream of the calling thread.
 class DeviceMemory : public store::Memory {
  public:
-  // `allocate(nbytes)` returns a tensor.
+  // `allocate` is a Python function. `allocate(nbytes)` returns a tensor of so many bytes on the device.
   DeviceMemory(int device, py::function allocate)
       : queue(cuda::queue_on(device)), device_(device), allocate_(owner_of(std::move(allocate))) {}
 
@@ -91,7 +92,7 @@ std::shared_ptr<CalibratedDirection> calibrated(double sign, const CalibratedDir
   return std::make_shared<CalibratedDirection>(sign, setting, rows, seed, at(sum), at(acc), std::move(resummation));
 }
 
-// by name: a rule's settings, and whether it compares whole updates
+// Returns a dict: a robust rule's name -> (names of its settings, whether the rule compares whole updates).
 py::dict facts_of_rules() {
   py::dict facts;
   for (const RobustRule& rule : robust_rules())

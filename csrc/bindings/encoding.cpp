@@ -1,4 +1,4 @@
-// Binds encoded updates, for fastagg/encoding and for pieces of updates.
+// Binds encoded updates (csrc/store/encoded.h), for fastagg/encoding and fastagg/storage.
 #include "../cpu/cpu.h"
 #include "../store/encoded.h"
 #include "host.h"
@@ -10,7 +10,8 @@ namespace {
 using py::arg;
 using store::Encoded;
 
-// `count`: the number of values in a top-k.
+// Returns the encoded update. `count`: the number of values that the format topk keeps. `ends`: where the model's
+// arrays end, for a format that has a scale for each array.
 std::shared_ptr<Encoded> encode(const Update& update, const std::string& format, const std::string& values,
                                 int64_t count, const std::vector<int64_t>& ends, std::pair<uint64_t, uint64_t> key) {
   const GilRelease released;
@@ -24,7 +25,7 @@ std::shared_ptr<Encoded> encode(const Update& update, const std::string& format,
   return made;
 }
 
-// Returns all bytes as a read-only array.
+// Returns all bytes of an Encoded as a read-only NumPy array in the same memory.
 py::array bytes_of(const py::object& self) {
   const auto& encoded = py::cast<const Encoded&>(self);
   py::array_t<uint8_t> bytes({encoded.nbytes}, {int64_t{1}}, encoded.bytes, self);
@@ -43,7 +44,7 @@ py::list described(const std::vector<Encoded::Array>& arrays) {
 
 void bind_encoding(py::module_& to) {
   py::module_ m = to.def_submodule("encoding", "Encoded updates.");
-  py::dict formats;  // by name: whether the format is unbiased, in the order of the header's numbers
+  py::dict formats;  // name -> whether the format is unbiased, in the order of the formats' numbers in a header
   for (int place = 0; place < WireFormats::kCount; ++place)
     formats[wire_facts(place).name] = wire_facts(place).unbiased;
   m.attr("formats") = formats;
@@ -53,7 +54,7 @@ void bind_encoding(py::module_& to) {
              const py::buffer_info info = buffer.request();
              if (info.ndim > 0 && (info.ndim != 1 || info.strides[0] != info.itemsize))
                throw Refusal(Why::kEncoding, "encoded update: bytes that do not lie one behind the other");
-             // Objects of the type bytes are immutable.
+             // Bytes that never change are read in place. `own`: whether the caller promises not to change the bytes.
              store::Owner owner = own || PyBytes_CheckExact(buffer.ptr()) ? owner_of(buffer) : nullptr;
              const GilRelease released;
              return Encoded::read(info.ptr, static_cast<int64_t>(info.size * info.itemsize), std::move(owner));

@@ -1,4 +1,4 @@
-// Binds the engine for fastagg/server.
+// Binds the engine (csrc/engine) as the Python class `Engine`, for fastagg/server.
 #include <utility>
 
 #include "../engine/ordered.h"
@@ -15,7 +15,7 @@ namespace {
 using engine::Engine;
 using py::arg;
 
-// The object of `with engine.reading:` and `with engine.locked:` in Python.
+// The context manager of Python's `with engine.reading:` and `with engine.locked:`.
 struct LockBlock {
   LockBlock(std::shared_ptr<ServerObject> of, bool reads) : server(std::move(of)), held(*server, reads) {}
   std::shared_ptr<ServerObject> server;
@@ -46,7 +46,7 @@ py::object function_of(const std::shared_ptr<ServerObject>& server, PyMethodDef*
   return py::reinterpret_steal<py::object>(made);
 }
 
-// Makes a property that returns the function.
+// Makes a Python property whose value is the function `Act`. A call of the function does not pass through pybind11.
 template <PyObject* (*Act)(ServerObject&, PyObject* const*), Py_ssize_t Count>
 auto quick(const char* name) {
   auto* const function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<Act, Count>));
@@ -54,7 +54,7 @@ auto quick(const char* name) {
   return [](const std::shared_ptr<ServerObject>& server) { return function_of(server, &def); };
 }
 
-// Makes a property that is read under the lock.
+// Makes a Python property. Its value is `of(engine)`, which is computed under the engine's lock.
 template <typename Of>
 auto read_by(Of of) {
   return [of](ServerObject& server) { return reading(server, of); };
@@ -62,7 +62,8 @@ auto read_by(Of of) {
 
 // -- settings and state
 
-// Returns the formulas of a policy. `settings` has the policy's numbers by name. "ask" stands for a user's own formula.
+// Returns a staleness policy. `weight` and `rate` are names of formulas. "ask" is the name of a user's own formula,
+// which Python computes. `settings` has the formulas' numbers by name.
 engine::Staleness staleness_of(const std::string& weight, const std::string& rate, const py::dict& settings) {
   const auto number = [&](const char* name, double otherwise) {
     return name != nullptr && settings.contains(name) ? py::cast<double>(settings[name]) : otherwise;
@@ -103,7 +104,7 @@ std::shared_ptr<ServerObject> make_server(const engine::Settings& settings,
   return server;
 }
 
-// Returns the current version and its statistics, both of the same version. Neither of the two changes any more.
+// Returns the current model and its statistics, both of the same version. The returned objects never change.
 std::pair<store::Vector, store::Owner> current(ServerObject& server) {
   return reading(server, [](Engine& engine) {
     engine.follow();
@@ -111,8 +112,8 @@ std::pair<store::Vector, store::Owner> current(ServerObject& server) {
   });
 }
 
-// Replaces this server's engine by another engine. The caller holds the old engine's lock. Threads that wait for that
-// lock go on with the new engine.
+// Replaces the engine of `server` by the engine of `other`. The caller holds the old engine's lock. Threads that wait
+// for that lock continue with the new engine.
 void adopt(ServerObject& server, ServerObject& other) {
   const std::shared_ptr<Engine> before = server.engine;
   std::atomic_store(&server.engine, other.engine);
@@ -210,8 +211,8 @@ void bind_engine(py::module_& m) {
   py::class_<ServerObject, std::shared_ptr<ServerObject>>(m, "Engine")
       .def(py::init(&make_server), by_name, arg("settings"), arg("direction"), arg("optimizer"), arg("seed"),
            arg("place"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
-      // `with` holds the lock for the whole block. Within the block the same thread may read, but other calls of that
-      // thread are refused.
+      // `with engine.reading` or `with engine.locked` holds the lock for the whole block. Within the block the same
+      // thread may read, but other calls of that thread are refused.
       .def_property_readonly(
           "reading",
           [](const std::shared_ptr<ServerObject>& server) { return std::make_unique<LockBlock>(server, true); })
@@ -262,11 +263,11 @@ void bind_engine(py::module_& m) {
       .def("watch", [](ServerObject& server, double slow,
                        py::object tell) { server.slow = slow, server.tell = std::move(tell); })
       .def("measure", [](ServerObject& server) { server.engine->measure(); })
-      // Makes the current stream wait for the server's own work, before other work reads the server's memory.
+      // Makes the current CUDA stream wait for the server's work, so that later work may read the server's memory.
       .def("follow", [](const ServerObject& server) { server.engine->follow(); })
       .def_property_readonly("flat", [](ServerObject& server) { return tensor_of(current(server).first, server.size); })
-      // The same vector, without marking the version as shared. Only the holder of the lock may call this, and must
-      // drop the vector before unlocking.
+      // The model's vector like `flat`, but the version is not marked as shared. Only the holder of the lock may read
+      // this property, and must release the vector before it unlocks.
       .def_property_readonly("model",
                              [](ServerObject& server) {
                                server.engine->follow();
@@ -292,7 +293,7 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("steps", read_by([](Engine& engine) { return engine.ledger.steps; }))
       .def_property_readonly("offset", read_by([](Engine& engine) { return engine.ledger.offset; }))
       .def_property_readonly("incarnations", read_by([](Engine& engine) { return engine.ledger.incarnations.all; }))
-      // The ledger. Only the holder of the lock may use these functions.
+      // Functions of the ledger (clients and tasks). The caller of all functions except `find` must hold the lock.
       .def(
           "find",
           [](ServerObject& server, py::handle client, py::handle version, py::handle task, py::handle offset,

@@ -16,8 +16,8 @@ using engine::Extension;
 using engine::Findings;
 using engine::Question;
 
-// A value that Python reads as an attribute (fastagg/storage/cell.py), and that a commit exchanges. A reader takes a
-// reference to the value before the value can be released.
+// The value of a Python attribute that the engine's commit exchanges (SwapCell in fastagg/storage/cell.py). A reader
+// takes a reference to the value before the value can be released.
 struct Cell {
   Cell() = default;
   Cell(const Cell&) = delete;
@@ -37,7 +37,7 @@ void set_value(const py::object& cell, py::object value) {
   const py::scoped_critical_section alone(cell);
 }
 
-// Returns the cell of an object's attribute.
+// Returns the cell of an object's attribute. Throws Refusal, kSetting, if the attribute is not a SwapCell.
 py::object cell_of(const py::object& object, const py::object& name) {
   const py::object own = py::getattr(object, "__dict__", py::none());
   if (PyDict_Check(own.ptr())) {
@@ -49,8 +49,8 @@ py::object cell_of(const py::object& object, const py::object& name) {
                                    "' is no SwapCell (fastagg.storage.cell), or was not set before");
 }
 
-// The changes that Python has prepared: (an object, the name of an attribute that is a SwapCell, its next value), or (a
-// vector of int64, an index, its next value).
+// The changes that Python has prepared (extension.h has their form), in the list `moves`. `finish` is None, or a Python
+// function that completes the next model and may append moves.
 class PointerMoves : public engine::Change {
  public:
   explicit PointerMoves(py::object moves, py::object finish = py::none())
@@ -59,7 +59,7 @@ class PointerMoves : public engine::Change {
   }
   ~PointerMoves() override {
     if (Py_IsInitialized() == 0) {
-      in_.release();  // Python's objects no longer exist
+      in_.release();  // Python has ended, so its objects no longer exist
       return;
     }
     const GilHolder held;
@@ -108,19 +108,19 @@ class PointerMoves : public engine::Change {
     const auto in = std::exchange(in_, nullptr);
     const auto let_go = std::exchange(pointers, {});
     numbers.clear();
-    // Entering an object's critical section waits for readers that have a pointer but no reference yet.
+    // Entering an object's critical section waits for readers that have read a pointer but hold no reference yet.
     for (const py::object& object : *in) const py::scoped_critical_section alone(object);
     for (const auto& [place, value] : let_go) Py_XDECREF(static_cast<PyObject*>(value));
   }
 
   store::Owner moves_, finish_;
   std::unique_ptr<std::vector<py::object>> in_ =
-      std::make_unique<std::vector<py::object>>();  // the objects that hold the cells
+      std::make_unique<std::vector<py::object>>();  // the cells and arrays that are changed
 };
 
-// The result of Python's `prepare`.
+// The result of the Python method `prepare`.
 struct PreparedFindings : Findings {
-  py::object pieces = py::none();  // the vector to step along
+  py::object pieces = py::none();  // the vector to step along instead of the update, or None
   py::object moves = py::none(), finish = py::none();
 };
 
@@ -128,7 +128,7 @@ py::object tensor_or_none(const store::Vector& vector, int64_t size) {
   return vector ? tensor_of(vector, size) : py::none();
 }
 
-// Returns an update's Pieces object, or the tensors of its pieces.
+// Returns the Python object that owns an update (a Pieces). If there is none, returns a list of tensors.
 py::object pieces_of(const Question& asked) {
   if (PyObject* const object = object_of(asked.owner)) return py::reinterpret_borrow<py::object>(object);
   return tensors_in(asked.owner, asked.update);
@@ -242,8 +242,7 @@ void bind_extension(py::module_& m) {
           "values",
           [](const engine::ReportedStatistics& reported) { return tensor_or_none(reported.values, reported.size); })
       .def_readonly("counters", &engine::ReportedStatistics::counters);
-  // Functions make the objects of each answer, because pybind11's own constructors end the process if there is no
-  // memory.
+  // Functions make the objects of each answer, because pybind11's constructors end the process if no memory is left.
   m.def(
       "reported",
       [](const py::object& values, std::vector<int64_t> counters) {
@@ -269,7 +268,7 @@ void bind_extension(py::module_& m) {
       .def_readwrite("moves", &PreparedFindings::moves)
       .def_readwrite("finish", &PreparedFindings::finish);
   m.def("findings", [] { return std::make_unique<PreparedFindings>(); });
-  // Calls a function of this module. If the function succeeds, makes the moves. No signal handler runs in between.
+  // Calls `act`, a function of this module. If `act` succeeds, makes the moves. No signal handler runs in between.
   m.def("moving", [](py::object moves, const py::object& act, const py::args& arguments, const py::kwargs& named) {
     PointerMoves made(std::move(moves));
     act(*arguments, **named);
@@ -292,7 +291,7 @@ void bind_extension(py::module_& m) {
       .def_property_readonly("kept", vector(&Question::kept))
       .def_property_readonly(
           "control", [](const Question& question) { return tensor_or_none(question.control, question.control_size); })
-      // |model - kept|^2, |update|^2 and their inner product, on the CPU
+      // Returns |model - kept|^2, |update|^2, and the inner product of both vectors (0 without `inner`), on the CPU.
       .def("distances",
            [](const Question& question, bool inner) {
              const py::gil_scoped_release released;

@@ -1,16 +1,16 @@
-// The engine's only way into Python: rules that are written in Python, and state that Python keeps.
+// Lets the engine call rules that are written in Python, and change state that Python keeps.
 //
-// The object has these methods (fastagg/server/extension.py). Each may raise, and then nothing has changed:
+// The rules are methods of a Python object (fastagg/server/extension.py). If a method raises, nothing has changed:
 //
 //     prepare(question)             Findings, or None
 //     weight(delay)                 the weight of an update, or None to drop the update
 //     rate(lr, delays)              the learning rate of a step that uses updates with these delays
 //     step(direction, model, lr, round)  (the new model, moves)
-//     statistics(sent, shares, outcome)  the model's new statistics, for its attribute `held`; None: unchanged
-//     bounds(model, moments)        bounds of elements: (of the model, of first moments, of second moments)
+//     statistics(sent, shares, outcome)  the new value of the object's attribute `held` (statistics); None: unchanged
+//     bounds(model, moments)        bounds of magnitudes: (of the model, of first moments, of second moments)
 //
-// Moves are [(object, name of a SwapCell, value)] or [(vector of int64, index, number)]. All values are made in
-// advance, so the commit only exchanges pointers and numbers, without Python.
+// Moves are a list of (object, name of a SwapCell attribute, next value) and (NumPy array of int64, index, next
+// number). All values are made in advance, so the commit only exchanges pointers and numbers, without Python.
 #pragma once
 
 #include "../engine/extension.h"
@@ -23,12 +23,13 @@ namespace py = pybind11;
 // Returns the moments of an optimizer by name, as tensors.
 py::dict moments_of(const engine::OptimizerState& optimizer);
 
-// `size`: the number of elements of the model's vector.
+// Makes an extension that calls the methods of `object`. `size`: the number of elements of the model's vector.
 std::shared_ptr<engine::Extension> extension_of(py::object object, const engine::Extension::Callbacks& asks,
                                                 int64_t size);
-// Returns the Python object that the extension was made with.
+// Returns the Python object that `extension_of` was called with.
 py::handle python_of(const engine::Extension& extension);
-// Returns the update of Python's pieces (address, elements, type). The caller must keep the pieces' memory alive.
+// Returns an update of these pieces, which are Python tuples (address, number of elements, dtype code). The caller must
+// keep the pieces' memory alive.
 Update update_of(const py::handle& pieces);
 
 void bind_extension(py::module_& m);

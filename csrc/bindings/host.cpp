@@ -20,6 +20,7 @@
 namespace fastagg::bindings {
 namespace {
 
+// Runs `act`. If Python's exit ends this thread by unwinding `act`, sleeps until the process ends (GilRelease, host.h).
 template <typename Act>
 void or_sleep(Act act) {
 #if defined(__GLIBCXX__)
@@ -33,16 +34,15 @@ void or_sleep(Act act) {
 #endif
 }
 
-// Python's exit waits for calls of other threads until no call has begun or ended for kQuiet, but at most for
-// kLongestEnd.
+// When Python exits, it waits until no call of another thread has run for kQuiet. It waits at most for kLongestEnd.
 constexpr std::chrono::milliseconds kQuiet{50}, kLongestEnd{1000};
 
 struct CallCount {
   std::atomic<uint64_t> begun{0}, ended{0};
-  pid_t process = getpid();            // a forked child has none of the parent's threads
+  pid_t process = getpid();            // the process of the calls; a forked child has none of its threads
   std::atomic<std::thread::id> first;  // the thread of the first call
-  std::atomic<bool> several{false};    // whether other threads have called, too
-  std::atomic<std::thread::id> ends;   // the exiting thread, once Python exits; other threads' calls sleep
+  std::atomic<bool> several{false};    // whether other threads have called
+  std::atomic<std::thread::id> ends;   // the thread in which Python exits; calls of other threads then sleep
 } calls;
 
 void* begin_waiting() { return PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr; }
@@ -52,7 +52,7 @@ void end_waiting(void* state) {
 }
 
 void* look_for_signals(void* state) {
-  if (state == nullptr) return nullptr;  // this thread is not one of Python's
+  if (state == nullptr) return nullptr;  // this thread did not hold the GIL when its wait began
   end_waiting(state);
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   return PyEval_SaveThread();
@@ -87,10 +87,10 @@ const char* name_of(Why why) {
   }
 }
 
-// Whether Python has set MemoryError. pybind11 then throws another error.
+// Whether Python's current error is MemoryError. pybind11 may have thrown another exception because of that error.
 bool has_no_memory() { return PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0; }
 
-// Sets OSError, because the system has refused to start a thread.
+// Sets OSError. The operating system could not start a thread.
 void set_error(const std::system_error& error) {
   py::set_error(PyExc_OSError, py::make_tuple(error.code().value(), error.code().message()));
 }
@@ -128,7 +128,7 @@ GilHolder::~GilHolder() { PyGILState_Release(state_); }
 
 PythonCall::PythonCall() {
   const std::thread::id mine = std::this_thread::get_id();
-  ++calls.begun;  // before `ends` is read: either the exit counts this call, or this call sees the exit
+  ++calls.begun;  // before `ends` is read, so that the exit waits for this call or this call sees the exit
   if (const std::thread::id ends = calls.ends; ends != std::thread::id{} && ends != mine) {
     ++calls.ended;
     PyEval_SaveThread();
@@ -191,7 +191,7 @@ void set_error(const Refusal& refused) {
 
 namespace {
 
-// May throw, because making an error takes memory.
+// Sets Python's error for the current C++ exception. May throw, because a Python error needs memory.
 void translate_current_exception() {
   try {
     throw;

@@ -1,4 +1,4 @@
-// Connects the engine with Python: the GIL, Python objects as owners of memory, and errors.
+// The functions with which this folder handles the GIL, Python objects that own memory, and Python's errors.
 #pragma once
 
 #include <exception>
@@ -14,20 +14,20 @@ namespace fastagg::bindings {
 
 namespace py = pybind11;
 
-// A pass over this many elements takes longer than taking the GIL again.
+// A pass over a vector with this many elements takes longer than releasing the GIL and taking it again.
 constexpr int64_t kWorthReleasing = 32768;
 
-// Releases the GIL if `worth`, and if this thread has the GIL. When Python exits, it ends every thread that asks for
-// the GIL, by unwinding the thread's C++ frames. A destructor must not allow that. So such a thread sleeps in the
-// destructor until the process ends.
+// Releases the GIL for a scope, if `worth` is true and this thread has the GIL. The destructor takes the GIL again.
+// When Python exits, it ends every thread that takes the GIL, by unwinding the thread's C++ frames. A destructor must
+// not be unwound. So the thread sleeps in the destructor until the process ends.
 class GilRelease {
  public:
   explicit GilRelease(bool worth = true);
   GilRelease(const GilRelease&) = delete;
   GilRelease& operator=(const GilRelease&) = delete;
   ~GilRelease();
-  // Releases an object only when this thread has the GIL again, because taking the GIL now could be slow. Returns false
-  // if the caller must release the object now.
+  // Releases the caller's reference to `object` when this thread has the GIL again, because taking the GIL now could be
+  // slow. Returns false if the caller must release the reference now.
   static bool keep(PyObject* object) noexcept;
 
  private:
@@ -36,7 +36,7 @@ class GilRelease {
   mutable std::vector<PyObject*> gone_;
 };
 
-// Holds the GIL, even if this thread had released the GIL.
+// Holds the GIL for a scope. Takes the GIL if this thread does not have it.
 class GilHolder {
  public:
   GilHolder();
@@ -48,9 +48,9 @@ class GilHolder {
   PyGILState_STATE state_;
 };
 
-// A scope for a call from Python that may be long or use tensors. Torch releases the GIL in its own methods. If
-// Python's exit ends a thread there, the process aborts. So the exit waits a moment for the calls of other threads, and
-// calls that begin later sleep.
+// The scope of a call from Python that may be long or use tensors. Torch's methods release the GIL. If Python exits and
+// ends a thread inside such a method, the process aborts. So Python's exit waits up to a second for the calls of other
+// threads. Calls that begin after Python's exit sleep.
 class PythonCall {
  public:
   PythonCall();
@@ -58,29 +58,29 @@ class PythonCall {
   PythonCall& operator=(const PythonCall&) = delete;
   ~PythonCall();
 };
-// Called when Python exits (`atexit`). Waits for other calls.
+// Waits for the calls of other threads. Python calls this function when the process exits (`atexit`).
 void end_calls();
 
-// Return the object at a place of a list or tuple, or for a key of a dict. Null: there is none. The reference is not
-// borrowed, because without a GIL another thread may change the container.
+// Return the item at an index of a list or tuple, or for a key of a dict. Return null if there is no such item. The
+// returned reference is not borrowed, because without a GIL another thread may change the container.
 py::object item_at(py::handle sequence, Py_ssize_t place);
 py::object item_of(py::handle dict, py::handle key);
 
-// `owner_of` makes a Python object the owner of memory. Any thread may release the owner. `object_of` returns that
-// object, or null if the owner is not a Python object.
+// `owner_of` makes an owner of memory that keeps a Python object alive. Any thread may release the owner. `object_of`
+// returns the Python object of an owner, or null if the owner has none.
 store::Owner owner_of(py::object object);
 PyObject* object_of(const store::Owner& owner);
 
-// Lets other Python threads run, and signals be handled, while the engine waits (store/blocking.h).
+// Installs the hooks of store/blocking.h. While the engine waits, other Python threads run and signals are handled.
 void install_waiting();
 
-// Sets the Python error of a refusal.
+// Sets Python's error for a refusal.
 void set_error(const Refusal& refused);
-// Runs `act`, and returns its result. If it throws, returns null with a Python error set.
+// Returns the result of `act()`. If `act` throws, sets Python's error for the exception and returns null.
 template <typename Act>
 PyObject* guarded(Act act) noexcept;
+// Set Python's error for the C++ exception that is being handled, or for `raised`.
 void set_error_of_current_exception() noexcept;
-// Sets the Python error of an exception from pybind11's functions, but only for the errors of this package.
 void set_error_of(const std::exception_ptr& raised);
 
 template <typename Act>

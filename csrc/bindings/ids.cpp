@@ -9,9 +9,9 @@ namespace fastagg::bindings {
 namespace {
 
 std::string text_of(py::handle name) {
-  PyObject* text = PyObject_ASCII(name.ptr());  // ASCII, so that it can be cut anywhere
+  PyObject* text = PyObject_ASCII(name.ptr());  // ASCII, so that the text can be cut at any byte
   if (text == nullptr) {
-    PyErr_Clear();  // an object of a user's class, or a number with too many digits
+    PyErr_Clear();  // the object's `repr` has raised, as for a number with too many digits
     return std::string("of type ") + Py_TYPE(name.ptr())->tp_name;
   }
   std::string utf8 = py::cast<std::string>(py::reinterpret_steal<py::object>(text));
@@ -19,7 +19,7 @@ std::string text_of(py::handle name) {
   return utf8;
 }
 
-// Returns an integer as Python's int, else null. True and False are not integers here.
+// Returns an integer as a Python int. Returns null for any other object, and for True and False.
 py::object whole_of(py::handle number) {
   if (PyBool_Check(number.ptr())) return {};
   auto whole = py::reinterpret_steal<py::object>(PyNumber_Index(number.ptr()));
@@ -65,7 +65,7 @@ ClientId id_of(py::handle client) {
 py::object to_python(const ClientId& id) {
   if (id.kind == ClientId::kNumber) return py::int_(id.number);
   if (id.kind == ClientId::kLarge) return py::int_(static_cast<uint64_t>(id.number));
-  // As stored in the log: an id from elsewhere need not be valid text.
+  // "surrogatepass", because an id that another program wrote into the log may have surrogates.
   PyObject* text = PyUnicode_DecodeUTF8(id.name.data(), static_cast<Py_ssize_t>(id.name.size()), "surrogatepass");
   if (text == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(text);

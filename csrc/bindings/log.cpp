@@ -1,4 +1,4 @@
-// Binds the log: a folder's journal, its records, and a disk for tests.
+// Binds csrc/log for fastagg/durable: the journal that writes a log, the reader of a log, and a disk for tests.
 #include "../log/journal.h"
 #include "../log/operation.h"
 #include "../store/process.h"
@@ -12,8 +12,7 @@ namespace {
 using namespace log;
 using py::arg;
 
-// A disk in Python, for tests, which may simulate a loss of power. The Python object has the methods of
-// fastagg.durable.disk.Disk.
+// A disk that calls a Python object with the methods of fastagg.durable.disk.Disk. Tests simulate a loss of power.
 class PythonDisk : public Disk {
  public:
   explicit PythonDisk(py::object disk) : disk_(owner_of(std::move(disk))) {}
@@ -24,7 +23,7 @@ class PythonDisk : public Disk {
   void close(int file) noexcept override {
     try {
       tell(false, [&](py::handle disk) { disk.attr("close")(file); });
-    } catch (const DiskError&) {  // nothing is written to this file any more
+    } catch (const DiskError&) {  // nothing is written to this file any more, so the error has no effect
     }
   }
   uint64_t size(int file) override {
@@ -56,7 +55,8 @@ class PythonDisk : public Disk {
   }
 
  private:
-  // `final`: after a failure, the folder can no longer be relied on.
+  // Calls `act` with the Python object. Throws DiskError if Python raises. `final`: whether an OSError is final. All
+  // other errors are final.
   template <typename Act>
   void tell(bool final, Act act) {
     if (Py_IsInitialized() == 0) throw DiskError("Python has ended", true);
@@ -114,8 +114,8 @@ Bytes bytes_in(py::object held) {
   return {static_cast<const uint8_t*>(info.ptr), static_cast<size_t>(info.size), owner_of(std::move(held))};
 }
 
-// `files`: for each segment its name in messages, its number, its size in bytes, and its first block. `load(i)` reads
-// the whole segment i.
+// Makes a reader of a log. `files` has for each segment: its name in messages, its number, its size in bytes, and its
+// first block. `load(i)` returns all bytes of segment i. The other arguments are members of Reader::ExpectedEnd.
 std::shared_ptr<Reader> read_log(const std::vector<std::tuple<std::string, uint64_t, uint64_t, std::string>>& files,
                                  const py::function& load, uint64_t sequence, uint64_t folder,
                                  const std::string& digest, uint64_t end) {
@@ -128,7 +128,7 @@ std::shared_ptr<Reader> read_log(const std::vector<std::tuple<std::string, uint6
 
 struct ReadRecord {
   std::optional<Operation> operation;
-  std::string wrong;  // why the record has no operation; empty: it has one
+  std::string wrong;  // why the record could not be read; empty: `operation` was read
   uint64_t sequence, length;
   size_t segment, begin;
   py::object body;  // keeps the memory of the operation's parts alive
@@ -162,7 +162,7 @@ py::dict described(const Operation& operation) {
   return fields;
 }
 
-// The fixed fields of each kind of records, as docs/log-format.md has them: names and types.
+// Returns the names and types of the fixed fields of each kind of records, in the words of docs/log-format.md.
 py::dict field_table() {
   py::dict table;
   for (uint8_t kind = kIncarnation; kind < kKinds; ++kind) {

@@ -1,4 +1,4 @@
-// Binds the server's own vectors as torch tensors, for fastagg/storage/memory.py.
+// Makes torch tensors in the server's own memory, and reads the addresses of tensors, for fastagg/storage/memory.py.
 #include <array>
 
 #include "../store/blocks.h"
@@ -14,7 +14,7 @@ namespace {
 Address address_of(const ArrayMemory& memory) { return reinterpret_cast<Address>(memory.data); }
 
 // look(tensor): returns the address, the number of elements and the type of a tensor of torch's own class that is
-// contiguous in host memory. Returns None if Python must look at the tensor.
+// contiguous in host memory. Returns None for any other tensor, which Python must read itself.
 PyObject* plain(PyObject*, PyObject* tensor) {
   return guarded([&] {
     ArrayMemory memory;
@@ -24,8 +24,8 @@ PyObject* plain(PyObject*, PyObject* tensor) {
   });
 }
 
-// look_1d(tensor, elements, type): returns the address of a 1-D tensor of so many elements of this type. Returns None
-// for any other object.
+// look_1d(tensor, elements, type): returns the address of a contiguous 1-D host tensor with this number of elements and
+// this type. Returns None for any other object.
 PyObject* vector_at(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return guarded([&] {
     ArrayMemory memory;
@@ -40,11 +40,11 @@ PyObject* vector_at(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 }  // namespace
 
 void bind_memory(py::module_& to) {
-  py::module_ m = to.def_submodule("memory", "Vectors in huge pages, used again when the last view of them is gone.");
+  py::module_ m = to.def_submodule("memory", "Vectors in huge pages. Memory is reused when its last view is gone.");
   m.def("use_torch", &use_torch, py::arg("tensor"), py::arg("exchange"), py::arg("from_dlpack"), py::arg("ndarray"),
         py::arg("tensors"));
   m.def("is_fit_for_torch", &is_fit_for_torch);
-  // Bound without pybind11, whose calls would take longer than these functions.
+  // These functions are bound without pybind11, whose calls would take longer than the functions themselves.
   static std::array<PyMethodDef, 3> methods{
       PyMethodDef{"look", &plain, METH_O, nullptr},
       PyMethodDef{"look_1d", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&vector_at)), METH_FASTCALL,

@@ -1,5 +1,5 @@
-// The module that Python imports. Its functions take only structs, addresses and scalars. fastagg/ops checks the
-// tensors. Every call that touches vectors releases the GIL.
+// The module `_native` that Python imports. Its functions take only structs, addresses and scalars. fastagg/ops checks
+// tensors before it calls these functions. The functions of this file that read vectors release the GIL.
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -15,7 +15,7 @@
 namespace py = pybind11;
 using namespace fastagg;
 
-extern const char* const fastagg_sources;  // the digest of the sources (cmake/digest.cmake)
+extern const char* const fastagg_sources;  // the digest of the C++ sources (cmake/digest.cmake)
 
 namespace {
 
@@ -80,7 +80,7 @@ py::dict dict_of(const cpu::Tuning& tuning) {
   return values;
 }
 
-// Sets values by name, as tuning() returns them.
+// Sets tuning values by name. The names are the keys of Python's `tuning()`.
 void set_tuning(const std::map<std::string, int64_t>& values) {
   cpu::Tuning tuning = cpu::tuning();
   for (const auto& [name, value] : values) {
@@ -100,7 +100,7 @@ void set_tuning(const std::map<std::string, int64_t>& values) {
   cpu::set_tuning(tuning);
 }
 
-// pybind11 does not check whether an object of a class could be allocated.
+// Allocates an object for pybind11, which does not check for a failed allocation. Throws std::bad_alloc.
 PyObject* allocated(PyTypeObject* type, Py_ssize_t count) {
   if (PyObject* const made = PyType_GenericAlloc(type, count)) return made;
   PyErr_Clear();
@@ -114,13 +114,15 @@ PyObject* created(PyTypeObject* type, PyObject*, PyObject*) {
   return bindings::guarded([type] { return py::detail::make_new_instance(type); });
 }
 
-// If pybind11 has no memory for its own list of objects, pybind11 frees the value that a new object was to own.
+// For each class, pybind11's function that frees an object's value. If pybind11 has no memory to register a new object,
+// pybind11 has freed the value already. `deallocate` must then not free the value again.
 std::map<const py::detail::type_info*, void (*)(py::detail::value_and_holder&)> deallocs;
 
 void deallocate(py::detail::value_and_holder& object) {
   if (object.holder_constructed()) deallocs.at(object.type)(object);
 }
 
+// Installs the functions above in all classes of a module and of its submodules.
 void keep_allocating(const py::module_& of) {
   for (const auto& [name, member] : py::dict(of.attr("__dict__"))) {
     if (PyType_Check(member.ptr())) {
@@ -149,11 +151,11 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
   bind_structs(m);
   bindings::bind_memory(m);
   bindings::bind_records(m);
-  py::module_ engine = m.def_submodule("engine", "What a server knows, and the one way in which anything changes.");
+  py::module_ engine = m.def_submodule("engine", "A server's state, and all changes of that state.");
   bindings::bind_extension(engine);
   bindings::bind_directions(engine);
   bindings::bind_engine(engine);
-  py::module_ log = m.def_submodule("log", "What happened to a server, on a disk.");
+  py::module_ log = m.def_submodule("log", "The log, which records a server's changes on disk.");
   bindings::bind_log(log);
   bindings::bind_train(m);
   bindings::bind_ops(m);
@@ -170,7 +172,7 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
   m.def("distill_f64", &distill<double>, by_name, arg("logits"), arg("batch"), arg("targets"), arg("which"),
         arg("alpha"), arg("gradient"));
 
-  m.def("cpu_isas", &cpu_isas, "Instruction sets compiled in, best first -> whether this processor has them.");
+  m.def("cpu_isas", &cpu_isas, "The compiled-in instruction sets, best first -> whether this processor has the set.");
   m.def("isa", &cpu::isa);
   m.def("select_isa", &cpu::select);
   m.def("threads", &cpu::threads);
@@ -195,8 +197,8 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
 #endif
 }
 
-// In a second interpreter of the process, Python 3.12 refuses such a module itself. With 3.11 pybind11 would wait for
-// ever.
+// Refuses to be imported in a second interpreter of the process. Python 3.12 refuses such an import itself. With Python
+// 3.11, pybind11 would wait for ever.
 PYBIND11_PLUGIN_IMPL(_native) {
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__fastagg();
   PyErr_SetString(PyExc_ImportError, "fastagg runs in a process's main interpreter only; start a process instead");

@@ -1,6 +1,6 @@
 // Binds the kernels of whole steps for fastagg/ops, which checks the tensors. Addresses and numbers are passed by name,
-// so that no two can be confused. The calls do not use pybind11, because for small vectors pybind11's structs and
-// keywords take three times as long as the rest of a call.
+// so that no two can be confused. The most frequent calls do not use pybind11, because for small vectors pybind11's
+// structs and keywords take three times as long as the rest of a call.
 #include <array>
 #include <cfloat>
 #include <cmath>
@@ -23,7 +23,7 @@
 namespace fastagg::bindings {
 namespace {
 
-// A name, and the variable for its value. Addresses are integers.
+// A variable that gets an argument's value. Addresses are integers. `Places` has arguments' names and variables.
 using FieldTarget = std::variant<double*, float*, bool*, int64_t*, uint64_t*, py::handle*>;
 using Places = std::initializer_list<std::pair<std::string_view, FieldTarget>>;
 
@@ -56,7 +56,7 @@ class KeywordFields {
       Py_ssize_t length = 0;
       const char* const text = PyUnicode_AsUTF8AndSize(key, &length);
       const std::string_view name(text, static_cast<size_t>(length));
-      size_t others = 0;  // names usually come in this order, so the next name is tried first
+      size_t others = 0;  // Python usually passes names in the order of `places`, so the next name is tried first
       for (; at == places.end() || at->first != name; at = at == places.end() ? places.begin() : at + 1)
         if (++others > places.size() + 1) throw py::type_error("unknown argument '" + std::string(name) + "'");
       std::visit([value](auto place) { set(place, value); }, at->second);
@@ -70,7 +70,7 @@ class KeywordFields {
 #endif
 
  private:
-  // A list of (address, elements, dtype code).
+  // Reads a list of (address, number of elements, dtype code).
   void read_pieces(PyObject* pieces) {
     if (!PyList_CheckExact(pieces)) throw py::type_error("expected a list of pieces");
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pieces); ++i) {
@@ -89,7 +89,7 @@ class KeywordFields {
 
 const Rows* rows_of(py::handle rows) { return rows.ptr() == nullptr ? nullptr : py::cast<const Rows*>(rows); }
 
-// The rows that a step reads, writes and adds, if it has a cache.
+// Sets the cached rows of a step: the slots that the step reads and writes (negative: none), and the rows that it adds.
 void add_rows(Direction& direction, const Rows& rows, int64_t read, int64_t write, py::handle terms) {
   if (read >= 0) check_slot(rows, read);
   if (write >= 0) check_slot(rows, write);

@@ -1,4 +1,4 @@
-// Includes pybind11 in the way that this project needs. Every file includes python.h instead of pybind11.
+// Includes pybind11 with checks for failed allocations. All files of this folder include python.h instead of pybind11.
 #pragma once
 
 #include <Python.h>
@@ -7,8 +7,8 @@
 
 namespace fastagg::bindings {
 
-// pybind11 (3.1) does not check whether a name or a number could be allocated, or raises an error that needs more
-// memory.
+// Returns `object`, or throws std::bad_alloc if `object` is null. pybind11 (3.1) either does not check whether a name
+// or number could be allocated, or raises an error that needs more memory.
 inline PyObject* made(PyObject* object) {
   if (object != nullptr) return object;
   PyErr_Clear();

@@ -34,7 +34,7 @@ UpdateReader::UpdateReader(const std::vector<std::tuple<py::object, ShapeVector,
   all_statistics_ = {py::none(), {statistics_}, statistics_, ArrayRole::kStatistic};
 }
 
-// Reads a tuple (parameters, statistics, counters). Returns false if it does not fit this model, or has another form.
+// Reads a tuple (parameters, statistics, counters). Returns false if the tuple does not fit this model.
 bool UpdateReader::read_whole(py::handle model, Arrays& arrays, engine::Answer& answer, Places& statistics) const {
   const void* const flat = arrays.add(PyTuple_GET_ITEM(model.ptr(), 0), ElementType::kFloat32, &size_, 1);
   if (flat == nullptr || parts_.empty()) return false;
@@ -59,7 +59,7 @@ bool UpdateReader::read_whole(py::handle model, Arrays& arrays, engine::Answer& 
   return place == PyList_GET_SIZE(counters.ptr());
 }
 
-// Reads the model's arrays, by name or in order. Returns false if they do not fit this model, or have another form.
+// Reads a dict, list or tuple of the model's arrays. Returns false if the arrays do not fit this model.
 bool UpdateReader::read_arrays(py::handle update, bool by_name, Arrays& arrays, engine::Answer& answer,
                                Places& statistics) const {
   const auto count = static_cast<Py_ssize_t>(parts_.size());
@@ -68,7 +68,7 @@ bool UpdateReader::read_arrays(py::handle update, bool by_name, Arrays& arrays, 
   Py_ssize_t place = 0;
   for (const ModelPart& part : parts_) {
     const bool is_parameter = part.role == ArrayRole::kParameter;
-    if (held != count && !is_parameter) continue;  // only all statistics together may be left out
+    if (held != count && !is_parameter) continue;  // an update may lack all statistics, but not some
     const py::object array = by_name ? item_of(update, part.name) : item_at(update, place++);
     if (!array) return false;
     const void* const data = arrays.add(array, is_whole(part.role) ? ElementType::kInt64 : ElementType::kFloat32,

@@ -1,5 +1,5 @@
-// Reads the usual forms of an update without Python: one fp32 vector, the model's arrays by name or in order (with or
-// without BatchNorm's statistics), or a fastagg.model.ModelState.
+// Reads updates of a usual form without calling Python code. The usual forms are one fp32 vector, the model's arrays by
+// name or in order (with or without BatchNorm's statistics), and a fastagg.model.ModelState.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,15 @@ class UpdateReader {
  public:
   using ShapeVector = std::vector<int64_t>;
 
-  // `parts`: name, shape and role of the model's arrays in order; empty if only Python can read the arrays. `named`:
-  // whether a dict is accepted. `whole`: the class ModelState. `limit`: the largest magnitude of statistics.
+  // `parts`: the name, shape and role of each array of the model, in order. `parts` is empty if only Python can read
+  // the arrays. `named`: whether a dict is accepted. `whole`: the class ModelState. `limit`: the largest allowed
+  // magnitude of a statistic. `size`: the number of elements of an update.
   UpdateReader(const std::vector<std::tuple<py::object, ShapeVector, ArrayRole>>& parts, bool named, py::object whole,
                double limit, int64_t size);
 
   enum class UpdateForm { kNo, kVector, kArrays };
-  // Sets the answer's update, which `arrays` keeps alive, and copies the statistics that came with the update. kNo: the
-  // update has another form or type, or does not fit the model. Python then reads the update and reports any mistake.
+  // Sets the answer's update, whose memory `arrays` keeps alive. Copies the update's statistics. Returns kNo if the
+  // update has no usual form or does not fit the model. Python then reads the update, and reports any mistake.
   UpdateForm read(py::handle update, Arrays& arrays, engine::Answer& answer) const;
 
  private:
@@ -44,9 +45,9 @@ class UpdateReader {
   bool read_whole(py::handle model, Arrays& arrays, engine::Answer& answer, Places& statistics) const;
 
   std::vector<ModelPart> parts_;
-  Py_ssize_t parameters_ = 0;   // number of parameters among the parts
-  ModelPart all_statistics_{};  // for all statistics as one vector
-  int64_t size_, statistics_ = 0;
+  Py_ssize_t parameters_ = 0;      // number of parts that are parameters
+  ModelPart all_statistics_{};     // describes all statistics as one vector
+  int64_t size_, statistics_ = 0;  // numbers of elements
   bool named_;
   py::object whole_;
   engine::StatisticsRules rules_;

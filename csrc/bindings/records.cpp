@@ -1,7 +1,7 @@
 #include "records.h"
 
 #include <pybind11/critical_section.h>
-#include <structmember.h>  // declares members before Python 3.12
+#include <structmember.h>  // declares T_OBJECT and other types of members for Python 3.11
 
 #include <cmath>
 #include <cstddef>
@@ -49,8 +49,8 @@ PyObject* durable_of(PyObject* self, void*) {
                          receipt->log->durable >= receipt->value.sequence);
 }
 
-// Returns the digest of the log up to the answer's record, in hexadecimal. None: the record is not on the disk yet, or
-// its digest is forgotten already.
+// Returns the digest of the log up to the answer's record, in hexadecimal. Returns None if the record is not on the
+// disk yet, or if the journal no longer holds the record's digest.
 PyObject* digest_of(PyObject* self, void*) {
   const ReceiptObject* const receipt = receipt_of(self);
   if (receipt->log == nullptr || receipt->value.sequence == 0) Py_RETURN_NONE;
@@ -61,7 +61,7 @@ PyObject* digest_of(PyObject* self, void*) {
   return PyUnicode_FromString(text);
 }
 
-// fill(client, applied, version, delay, step_size, norm, weight) sets all fields.
+// _fill(client, applied, version, delay, step_size, norm, weight) sets these fields of a receipt.
 PyObject* fill_receipt(PyObject* self, PyObject* args) {
   return guarded([&] {
     using Given = std::tuple<py::object, bool, int64_t, int64_t, std::optional<double>, double, double>;
@@ -141,7 +141,7 @@ PyObject* flat_of(PyObject* self, void*) {
     if (!task->value.model) return Py_NewRef(Py_None);
     PyObject* const made = guarded([&] { return tensor_of(task->value.model, task->size).release().ptr(); });
     if (made == nullptr) return nullptr;
-    if (task->flat != nullptr) {  // another thread has made the tensor first
+    if (task->flat != nullptr) {  // another thread has set the tensor first
       Py_DECREF(made);
     } else {
       task->flat = made;
@@ -150,7 +150,7 @@ PyObject* flat_of(PyObject* self, void*) {
   return Py_NewRef(task->flat);
 }
 
-// fill(client, version, local_steps, control, layout, flat, state, incarnation, id, encoded)
+// _fill(client, version, local_steps, control, layout, flat, state, incarnation, id, encoded) sets a task's fields.
 PyObject* fill_task(PyObject* self, PyObject* args) {
   return guarded([&] {
     using Given =
@@ -216,7 +216,7 @@ TaskObject* task_of(py::handle object) {
 void bind_records(py::module_& m) {
   m.attr("Receipt") = type_of(receipt_spec);
   py::object task = type_of(task_spec);
-  task_type = reinterpret_cast<PyTypeObject*>(task.ptr());  // lives as long as the module
+  task_type = reinterpret_cast<PyTypeObject*>(task.ptr());  // the module keeps the type alive
   m.attr("Task") = std::move(task);
 }
 

@@ -1,6 +1,6 @@
-// Receipts and tasks are Python objects that contain the engine's own structs. One of each is made for every answer. So
-// the objects are made without calling their class, and a field becomes a Python number only when it is read.
-// fastagg.Receipt and fastagg.Dispatch derive from these types and add everything else.
+// The Python types of receipts and tasks. Their objects contain the engine's own structs. For each answer a receipt and
+// a task are made. To save time, an object is made without a call of its class, and a field becomes a Python object
+// only when Python reads the field. fastagg.Receipt and fastagg.Dispatch derive from these types.
 #pragma once
 
 #include "../engine/answer.h"
@@ -13,7 +13,7 @@ namespace py = pybind11;
 
 struct ReceiptObject {
   PyObject_HEAD PyObject* client;
-  PyObject* journal;  // owns `log`; null: there is no log
+  PyObject* journal;  // the Python object that owns `log`; null: the server has no log
   log::Journal* log;
   engine::Receipt value;
 };
@@ -22,18 +22,18 @@ struct TaskObject {
   PyObject_HEAD PyObject* client;
   PyObject* control;
   PyObject* layout;
-  PyObject* flat;  // the model's vector as a tensor, once it was read
+  PyObject* flat;  // the model's vector as a tensor; null until Python reads `flat`
   PyObject* params;
   PyObject* views;
-  engine::Task value;  // `value.state` is fastagg's Statistics or a ModelState; id 0: unknown
+  engine::Task value;  // `value.state`: a Statistics or ModelState of fastagg; `value.id` 0: unknown
   int64_t size;
   bool has_incarnation;
 };
 
-// Adds the types to the module. fastagg's classes derive from them.
+// Adds the types `Receipt` and `Task` to the module.
 void bind_records(py::module_& m);
 
-// Makes an object of a class that derives from the type. The object's fields are empty.
+// Makes an object of the class `type`, which must derive from the type of `Object`. The object's fields are empty.
 template <typename Object>
 py::object make(PyTypeObject* type) {
   PyObject* const made = type->tp_alloc(type, 0);

@@ -1,4 +1,4 @@
-// Executes the records of a log.
+// Executes the records of a log again, when fastagg/durable recovers a server.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,8 +13,8 @@ namespace {
 
 using engine::Answer;
 
-// Makes an answer from a log's record. The answer's parts are in `body`. If the update was streamed into a file, it is
-// in `update`.
+// Makes an answer from a log's record. The answer's parts are in `body`. If the update was streamed into a file,
+// `update` has the file's content. Otherwise `update` is None.
 Answer answer_of(const ServerObject& server, const log::Operation& operation, const py::object& body,
                  const py::object& update) {
   const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
@@ -25,8 +25,8 @@ Answer answer_of(const ServerObject& server, const log::Operation& operation, co
   answer.samples = operation.share;
   if (operation.known != 0 && !operation.again) answer.decided = &operation;
   answer.is_private = true;
-  // The owner is wrapped in another owner, so that pieces_of does not take the record's memory for the update's own
-  // object.
+  // The owner is wrapped in another owner. Otherwise pieces_of (extension.cpp) would take the record's Python object
+  // for the update's Pieces.
   answer.owner = std::make_shared<store::Owner>(owner_of(body));
   if (!(std::isfinite(operation.share) && operation.share >= 0.0))
     damaged("the update's weight is no number of at least 0");
@@ -87,7 +87,7 @@ Answer answer_of(const ServerObject& server, const log::Operation& operation, co
   return answer;
 }
 
-// Sends a replayed answer to the device, as when it first came.
+// Sends a replayed answer's update and statistics to the device, as was done when the answer first came.
 void bring(const ServerObject& server, Answer& answer) {
   if (store::is_encoded(answer.update) && !answer.reported && !server.engine->extension->asks.prepare)
     return stay_in_host(answer);

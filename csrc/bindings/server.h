@@ -1,5 +1,5 @@
-// The object that Python has of a server, and its lock. The functions for Python are in several files: answers and
-// rounds (answers.cpp), tasks (tasks.cpp), records of a log (replay.cpp), state (engine.cpp).
+// The C++ object behind Python's `Engine`, and a holder of the engine's lock. The functions for Python are in several
+// files: answers and rounds (answers.cpp), tasks (tasks.cpp), records of a log (replay.cpp), state (engine.cpp).
 #pragma once
 
 #include <limits>
@@ -15,17 +15,17 @@ namespace fastagg::bindings {
 
 // An engine, and the Python objects that its results need.
 struct ServerObject {
-  std::shared_ptr<engine::Engine> engine;  // callers without its lock call now() instead
+  std::shared_ptr<engine::Engine> engine;  // a caller that does not hold the engine's lock must call now()
   int64_t size;
   py::object layout, task_type, receipt_type;
   bool has_control;
   std::optional<UpdateReader> reader;  // reads the usual forms of updates
   py::object journal = py::none();
-  std::shared_ptr<log::Journal> log;  // the log of `journal`
+  std::shared_ptr<log::Journal> log;  // the C++ object of `journal`; null: the server has no log
   py::object tell = py::none();
-  double slow = std::numeric_limits<double>::infinity();
-  bool by_time = false;  // whether calls end a round whose time is over
-  int32_t device = -1;   // the CUDA device of the kernels; negative: the CPU
+  double slow = std::numeric_limits<double>::infinity();  // in seconds; `tell` is called after slower answers
+  bool by_time = false;                                   // whether each call first ends a round whose time is over
+  int32_t device = -1;                                    // the CUDA device of the kernels; negative: the CPU
 
   // In a forked child the atomic's lock may be held by a thread that the child does not have. The child has only one
   // thread, so it reads the engine without the atomic.
@@ -33,8 +33,8 @@ struct ServerObject {
     return store::process() == process ? std::atomic_load(&engine) : engine;
   }
   const int process = store::process();
-  // Whether a call is long enough to release the GIL for it. A call on a device is not: its only long part, the wait
-  // for the device, releases the GIL anyway.
+  // Whether a call is so long that it releases the GIL. A call on a device does not: only the wait for the device is
+  // long, and that wait releases the GIL itself.
   bool is_long() const { return device < 0 && size >= kWorthReleasing; }
   PyTypeObject* receipts() const { return reinterpret_cast<PyTypeObject*>(receipt_type.ptr()); }
 };
@@ -52,7 +52,8 @@ auto with_engine(ServerObject& server, Act act) {
   }
 }
 
-// Holds the engine's lock. A reader's thread may hold the lock already, because a user's own rule may read the server.
+// Holds the engine's lock from `enter` to `leave`. If `reads` is true, the thread may hold the lock already, because a
+// user's own rule may read the server.
 class LockHolder {
  public:
   LockHolder(ServerObject& server, bool reads) : server_(server), reads_(reads) {}
@@ -83,31 +84,33 @@ auto reading(ServerObject& server, Act act) {
   return act(*server.engine);
 }
 
-// -- the functions for Python: functions with `args` are called without pybind11
+// -- Python's functions. Functions with the parameter `args` are called without pybind11.
 
 // receive(client, update, version, num_samples, task, offset, incarnation): returns the receipt, or None if only Python
 // can read the update. Python then calls again with the update's Numbers.
 PyObject* take(ServerObject& server, PyObject* const* args);
-// receive_many(answers, read_in_python, outcomes): takes a list of fastagg.Answer, and appends each one's receipt or
-// error to `outcomes`. `read_in_python` reads an answer that only Python can read.
+// receive_many(answers, read_in_python, outcomes): receives a list of fastagg.Answer objects. Appends the receipt or
+// error of each answer to `outcomes`. `read_in_python` is called for an answer that only Python can read.
 PyObject* take_many(ServerObject& server, PyObject* const* args);
-// Ends a round. Returns the step's rate, or None without a step. Waits for the disk if the senders of a step would.
+// Ends the round, or with `if_due` only a round whose time is over. Returns the step size, or None if no step was made.
+// Waits for the disk if the senders of a step wait for the disk.
 py::object close_round(ServerObject& server, bool if_due);
-// Ends a round whose time is over. Called before a version is sent and before an answer is read.
+// Ends a round whose time is over. Called before a version is sent and before an answer is given to the engine.
 inline void close_if_due(ServerObject& server) {
   if (server.by_time) close_round(server, true);
 }
-// Marks an answer's numbers as host memory. The engine then sends them to the device.
+// Marks an answer's numbers as lying in host memory. The engine then sends the numbers to the device.
 void stay_in_host(engine::Numbers& numbers);
 void bind_numbers(py::module_& m);
 
-// dispatch(client, format, local_steps): `format` is a place among the formats of encoded updates, or None. A
-// `local_steps` that is not None replaces the rule's number.
+// dispatch(client, format, local_steps): returns a new task. `format`: the index in WireFormats of the model's
+// encoding, or None for no encoding. `local_steps`: replaces the rule's number of local steps if it is not None.
 PyObject* dispatch(ServerObject& server, PyObject* const* args);
 // Makes a task for client `to`, with the version and the model of the task of `from`.
 py::object hand_on(ServerObject& server, py::handle from, py::handle to);
 
-// Executes a record's operation. `update`: the file that an answer was streamed into.
+// Executes the operation of a log's record. `body` has the record's bytes. `update`: the update if it was streamed into
+// a file, else None.
 void execute(ServerObject& server, const log::Operation& operation, const py::object& body, const py::object& update);
 
 }  // namespace fastagg::bindings

@@ -1,4 +1,4 @@
-// Converts Python values, given by keyword, to the structs of plan.h. Each struct is checked when it is made.
+// Converts keyword arguments from Python to the structs of plan.h. Each struct is checked when it is made.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace fastagg {
 
 using Address = uintptr_t;
 
-// Becomes fastagg.errors.ConfigError in Python.
+// Reports a wrong setting or argument. Python raises the exception as fastagg.errors.ConfigError.
 class SettingError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -27,7 +27,7 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Returns the place of a name in a list of types.
+// Returns the index of a name in a list of types. Throws SettingError, with `what` in its text, for an unknown name.
 template <typename... Each>
 int named(const std::string& name, List<Each...>, const char* what) {
   int result = -1, place = 0;
@@ -38,7 +38,7 @@ int named(const std::string& name, List<Each...>, const char* what) {
   throw SettingError(std::string(what) + ": unknown '" + name + "'; known: " + known);
 }
 
-// Returns the place of a name in an array of names.
+// Returns the index of a name in an array of names. Throws SettingError for an unknown name.
 template <size_t Count>
 int named(const std::string& name, const char* const (&names)[Count], const char* what) {
   const auto* const place = std::find(std::begin(names), std::end(names), name);
@@ -51,7 +51,8 @@ pybind11::tuple names_of(List<Each...>) {
   return pybind11::make_tuple(Each::kName...);
 }
 
-// Sets fields of a struct from a dict, by (name, field, name, field, ...). Returns how many of the names the dict has.
+// Sets fields of a struct from a dict. The last arguments are pairs: a name in the dict, and the struct's field for the
+// name's value. Returns how many of the names the dict has.
 template <typename T>
 size_t set_fields(T&, const pybind11::dict&) {
   return 0;
@@ -68,25 +69,25 @@ T made_of(const pybind11::dict& settings, Fields... fields) {
   if (set_fields(made, settings, fields...) != settings.size()) throw pybind11::type_error("a field that is not there");
   return made;
 }
-// Binds a struct as a Python class that is made by keyword.
+// Binds a struct as a Python class. The class is called with the fields as keyword arguments.
 template <typename T, typename... Fields>
 void bind_fields(pybind11::module_& m, const char* name, Fields... fields) {
   pybind11::class_<T>(m, name).def(
       pybind11::init([=](const pybind11::kwargs& settings) { return made_of<T>(settings, fields...); }));
 }
 
-int optimizer_named(const std::string& name);                   // its place in Optimizers
-using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, elements, dtype code
+int optimizer_named(const std::string& name);                   // returns an index in Optimizers
+using Pieces = std::vector<std::tuple<Address, int64_t, int>>;  // address, number of elements, dtype code
 void add_piece(Update& update, Address address, int64_t size, int dtype);
 Update update_of(const Pieces& pieces);
 
-using Batch = std::pair<int64_t, int64_t>;                       // the rows and classes of logits
+using Batch = std::pair<int64_t, int64_t>;                       // the numbers of rows and of classes of logits
 using Targets = std::tuple<Address, Address, Address, int64_t>;  // the addresses of the teachers' probs, labels and
                                                                  // entropy, and their number of rows
 
-// Checks that need several structs. The checks hold for CPU and CUDA alike.
+// These functions check arguments for the CPU and for CUDA. They throw SettingError.
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer);
-void check_launch(const Update& update);  // the checks of every launch that reads an update
+void check_launch(const Update& update);  // checks the update of a CUDA kernel
 void check_slot(const Rows& rows, int64_t slot);
 
 void bind_structs(pybind11::module_& m);

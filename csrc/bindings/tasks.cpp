@@ -1,4 +1,4 @@
-// Makes the Python objects of tasks.
+// Functions for Python that send tasks to clients. They make the tasks' Python objects.
 #include <utility>
 
 #include "arrays.h"
@@ -17,7 +17,7 @@ py::object new_task(const ServerObject& server) {
   return made;
 }
 
-// Fills a task object that was made before the task was sent.
+// Fills a task object. The object was allocated before the engine sent the task, because an allocation may fail.
 py::object filled(ServerObject& server, py::object made, py::object client, engine::Task&& task, py::object control) {
   TaskObject* const object = task_in(made);
   object->client = client.release().ptr();
@@ -29,7 +29,7 @@ py::object filled(ServerObject& server, py::object made, py::object client, engi
   return made;
 }
 
-// Returns the control variate that goes with a client's task, or None.
+// Returns the control variate that is sent with a client's task, or None if the server's rule has no control variates.
 py::object control_of(const ServerObject& server, const py::handle& client) {
   return server.has_control ? py::object(python_of(*server.now()->extension).attr("sent")(client)) : py::none();
 }

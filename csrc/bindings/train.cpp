@@ -1,4 +1,4 @@
-// Binds local training for fastagg/sim/clients/fused.py.
+// Binds the simulator's local training (csrc/train) for fastagg/sim/clients/fused.py.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -39,12 +39,13 @@ train::Pcg64 generator(const py::bytes& seed) {
   return train::Pcg64(words);
 }
 
-// The samples of the batches, one batch after the other, and the length of each batch.
+// The samples of a training, as indices, one batch after the other. `lengths` has the number of samples of each batch.
 struct BatchOrder {
   std::vector<int64_t> drawn, lengths;
   const int64_t* index;
 
-  // `state`: a seed and a number of batches, drawn epoch by epoch; or an address of indices, and lengths.
+  // `state` is (seed, number of batches) for batches that are drawn epoch by epoch, or (address of the indices,
+  // lengths). `size`: the number of samples. `largest`: the number of samples in a full batch.
   BatchOrder(const py::tuple& state, int64_t size, int64_t largest) {
     if (state.size() != 2) throw SettingError("train: expected an order of two parts");
     const py::object first = state[0], second = state[1];
@@ -68,7 +69,7 @@ struct BatchOrder {
   static constexpr int64_t kMostSamples = int64_t{1} << 31;
 };
 
-// A training that a crew does or has done. The object keeps alive the memory that the crew reads and writes.
+// One client's training by a crew, which is a group of threads. The object keeps the memory of the training alive.
 class Training {
  public:
   Training(std::shared_ptr<Crew> crew, std::shared_ptr<LayerTable> table, BatchOrder order,
@@ -99,7 +100,8 @@ class Training {
   train::CrewTask task_{};
 };
 
-// Trains at once, or lets `crew` train. With a crew, `kept` must own all memory that is given by address.
+// Without a crew, trains a client and returns null. With a crew, returns a Training at once. `kept` must then own all
+// memory that is given by address.
 std::unique_ptr<Training> train_client(const std::shared_ptr<LayerTable>& table, Address start, Address buffers,
                                        Address x, Address y, int64_t samples, const py::tuple& order, float lr,
                                        float momentum, float weight_decay, float mu, bool gradient, Address out,
@@ -157,7 +159,7 @@ void evaluate(LayerTable& table, Address start, Address buffers, Address x, int6
 void bind_train(py::module_& m) {
   using py::arg;
   const py::kw_only by_name;
-  py::class_<LayerTable, std::shared_ptr<LayerTable>>(m, "Table", "A network as layers that train without torch.")
+  py::class_<LayerTable, std::shared_ptr<LayerTable>>(m, "Table", "A network of layers that are trained without torch.")
       .def(py::init([](const std::array<int64_t, 3>& shape, const std::vector<py::dict>& layers, int64_t batch,
                        int64_t parameters, int64_t buffers) {
              return std::make_shared<LayerTable>(train::ImageShape{shape[0], shape[1], shape[2]}, descriptions(layers),

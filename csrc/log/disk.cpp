@@ -14,7 +14,7 @@
 namespace fastagg::log {
 namespace {
 
-constexpr size_t kMostBuffers = 512;  // in one system call, whose limit is 1,024
+constexpr size_t kMostBuffers = 512;  // the most buffers in one system call; the system's limit is 1,024
 
 [[noreturn]] void fail(bool is_final = false) {
   char text[200];
@@ -38,7 +38,7 @@ SystemDisk::~SystemDisk() {
 }
 
 int SystemDisk::open(const std::string& name) {
-  // O_NONBLOCK, because opening a pipe of this name would wait.
+  // Without O_NONBLOCK, opening a pipe of this name would wait.
   const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   const int file = retried([&] { return openat(folder_, name.c_str(), flags, 0600); });
   if (file < 0) fail();
@@ -69,9 +69,9 @@ void SystemDisk::allocate(int file, uint64_t nbytes) {
   struct stat status{};
   if (fstat(file, &status) != 0) fail();
   const off_t begin = status.st_blocks * 512 < status.st_size ? 0 : status.st_size;
-  if (begin >= static_cast<off_t>(nbytes)) return;  // a full XFS refuses blocks that the file has already
+  if (begin >= static_cast<off_t>(nbytes)) return;  // a full XFS refuses to allocate even blocks that the file has
   if (const int failed = posix_fallocate(file, begin, static_cast<off_t>(nbytes) - begin); failed != 0) {
-    [[maybe_unused]] const int done = ftruncate(file, status.st_size);  // otherwise the file keeps new blocks
+    [[maybe_unused]] const int done = ftruncate(file, status.st_size);  // frees the blocks that were allocated
     errno = failed;
     fail();
   }
@@ -102,7 +102,7 @@ void SystemDisk::write(int file, std::vector<iovec>& buffers, uint64_t offset) {
   }
 }
 
-// Filling new pages of the page cache takes several times as long as writing to the disk.
+// Writes with O_DIRECT, because filling new pages of the page cache takes several times as long as writing to the disk.
 void SystemDisk::write_block(int file, const void* data, size_t nbytes, uint64_t offset) {
   size_t done = 0;
 #if defined(__linux__) && defined(O_DIRECT)
@@ -117,7 +117,7 @@ void SystemDisk::write_block(int file, const void* data, size_t nbytes, uint64_t
     const ssize_t count = retried([&] {
       return pwrite(direct_, static_cast<const char*>(data) + done, nbytes - done, static_cast<off_t>(offset + done));
     });
-    if (count <= 0 || count % 4096 != 0) {  // `write` below then works, or reports the error
+    if (count <= 0 || count % 4096 != 0) {  // `write` below writes the rest, or reports the error
       refused_ = count < 0 && errno == EINVAL;
       break;
     }
@@ -130,8 +130,7 @@ void SystemDisk::write_block(int file, const void* data, size_t nbytes, uint64_t
 }
 
 void SystemDisk::sync(int file) {
-  // After a failed sync the system may have dropped the data. A second sync could then falsely succeed, so the failure
-  // is final.
+  // The failure of a sync is final. The system may have dropped the data, and a second sync would then falsely succeed.
   if (retried([&] { return store::sync_data(file); }) < 0) fail(true);
   struct stat status{};
   if (fstat(file, &status) == 0 && status.st_nlink == 0)

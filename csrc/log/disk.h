@@ -1,4 +1,4 @@
-// The file operations of a log, in one class. Tests replace the class by a disk that loses power.
+// The file operations with which a journal writes a log. Tests replace SystemDisk by a disk that loses power.
 #pragma once
 
 #include <sys/uio.h>
@@ -11,8 +11,8 @@
 
 namespace fastagg::log {
 
-// A failed file operation. `final`: written data may be lost, even if the system has reported or will report success.
-// Nothing may be acknowledged any more.
+// A failed file operation. `final`: whether written data may be lost, even if the system has reported or will report
+// success. After a final error, no record may be acknowledged.
 class DiskError : public std::exception {
  public:
   DiskError(const char* text, bool is_final) noexcept : final(is_final) {
@@ -22,10 +22,10 @@ class DiskError : public std::exception {
   bool final;
 
  private:
-  char text_[256];  // not a std::string: if its allocation failed, this error would be lost
+  char text_[256];  // not a std::string, whose allocation may fail
 };
 
-// The files of one folder, by name. All methods but `close` throw DiskError.
+// The files of one folder, by name. All methods except `close` may throw DiskError.
 class Disk {
  public:
   virtual ~Disk() = default;
@@ -34,11 +34,11 @@ class Disk {
   // Closes a file that `open` has returned. Nothing else closes such a file.
   virtual void close(int file) noexcept = 0;
   virtual uint64_t size(int file) = 0;
-  // Reserves room for so many bytes, so that writing there does not fail and a sync need not write metadata. If there
-  // is not room for all of them, the file is left as it was.
+  // Reserves disk space for the file's first `nbytes` bytes. Writing these bytes then does not fail for lack of space,
+  // and a sync need not write metadata. If the space is not enough, throws DiskError and leaves the file as before.
   virtual void allocate(int file, uint64_t nbytes) = 0;
   virtual void write(int file, std::vector<iovec>& buffers, uint64_t offset) = 0;
-  // Like `write`, but past the system's page cache if possible. Memory, size and offset must be multiples of 4,096.
+  // Like `write`, but bypasses the page cache if possible. Address, size and offset must be multiples of 4,096.
   virtual void write_block(int file, const void* data, size_t nbytes, uint64_t offset) = 0;
   // Waits until all data written to the file is on the disk. `sync_folder` waits for the names in the folder.
   virtual void sync(int file) = 0;
@@ -46,8 +46,8 @@ class Disk {
   virtual void rename(const std::string& old_name, const std::string& new_name) = 0;
 };
 
-// The operating system's disk. `folder` is the descriptor of an open folder, which stays the caller's. Names belong to
-// that folder even after it is moved, and never to another folder at the same path.
+// Files of the operating system. `folder` is the descriptor of an open folder, which the caller closes. File names are
+// looked up in that folder, even if the folder was moved and another folder has its path.
 class SystemDisk : public Disk {
  public:
   explicit SystemDisk(int folder) : folder_(folder) {}
@@ -64,8 +64,8 @@ class SystemDisk : public Disk {
 
  private:
   int folder_;
-  int direct_ = -1, direct_of_ = -1;  // the last file of write_block: opened past the page cache, and as usual
-  // Whether the file system refuses such writes. Unused on a system without O_DIRECT.
+  int direct_ = -1, direct_of_ = -1;  // the last file of write_block: its descriptors with and without O_DIRECT
+  // Whether the file system refuses writes with O_DIRECT. Unused on a system without O_DIRECT.
   [[maybe_unused]] bool refused_ = false;
 };
 

@@ -20,16 +20,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr uint64_t kGroup = 32u << 20;  // the largest group of records for one sync, in bytes
-constexpr milliseconds kIdle{50};       // the longest time that a record waits if no sender waits for it
-constexpr milliseconds kAgain{500};     // the time between two attempts after a failed write
-constexpr milliseconds kSignals{50};    // how often a waiting caller looks for Ctrl-C
-constexpr int kIdleRounds = 20;         // after so many rounds without a record the thread sleeps until it is woken
-constexpr size_t kSpares = 64, kSmall = 65536;  // how many written records are reused, each of at most kSmall bytes
-constexpr size_t kLarge = size_t{1} << 20;      // in bytes; a larger record is written alone, past the page cache
-constexpr uint64_t kFirstSegment = 256u << 10;  // in bytes; each next segment is twice as large, up to a limit
-constexpr uint64_t kNew = 500'000'000'000;      // numbers from here on name new files, and no segment
-constexpr size_t kRoots = 65536;                // how many digests are remembered
+constexpr uint64_t kGroup = 32u << 20;  // the most bytes in a group of records, unless one record has more
+constexpr milliseconds kIdle{50};       // how long the thread waits for more records if no sender waits for the disk
+constexpr milliseconds kAgain{500};     // the pause before a failed write is tried again
+constexpr milliseconds kSignals{50};    // the interval at which a waiting caller checks for signals
+constexpr int kIdleRounds = 20;  // after so many waits of kIdle without a record, the thread sleeps until it is woken
+constexpr size_t kSpares = 64, kSmall = 65536;  // the most entries kept for reuse, and their largest body in bytes
+constexpr size_t kLarge = size_t{1} << 20;  // in bytes; a record from this size on is written with Disk::write_block
+constexpr uint64_t kFirstSegment = 256u << 10;  // in bytes; sizes double from segment to segment, up to a limit
+constexpr uint64_t kNew = 500'000'000'000;      // new files have numbers from here on, which no segment has
+constexpr size_t kRoots = 65536;                // how many records' digests are kept in memory
 
 thread_local double seconds_waited = 0.0;
 
@@ -38,7 +38,7 @@ uint64_t random_number() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-// Only its name tells a segment from a free file. A file is renamed completely, or not at all.
+// Returns a file's name. The name alone tells a segment from a free file. A rename changes the name atomically.
 std::string name_of(const char* kind, uint64_t number) {
   char name[32];
   std::snprintf(name, sizeof name, "%s-%012llu", kind, static_cast<unsigned long long>(number));
@@ -125,7 +125,7 @@ void Journal::check() {
     lock.lock();
   }
   if (!failed_) return;
-  urgent_ = nudged_ = true;  // the thread tries the disk again, and a checkpoint may free some of the disk
+  urgent_ = nudged_ = true;  // the thread tries the disk again, and a checkpoint may free disk space
   wake_.notify_one();
   done_.notify_all();
   throw Refusal(Why::kNotDurable, refusal());
@@ -208,7 +208,7 @@ void Journal::nudge() noexcept {
 }
 
 bool Journal::close(double seconds) {
-  if (getpid() != process_) return false;  // the thread does not exist in a forked child
+  if (getpid() != process_) return false;  // a forked child does not have the journal's thread
   const store::BlockingWait blocking;
   std::unique_lock<std::mutex> lock(mutex_);
   closing_ = true;
@@ -261,7 +261,7 @@ std::string Journal::give_up() {
   return name;
 }
 
-// -- the thread -----------------------------------------------------------------------------------------------------
+// -- the journal's thread -------------------------------------------------------------------------------------------
 
 void Journal::work() noexcept {
   std::unique_lock<std::mutex> lock(mutex_);
@@ -296,7 +296,7 @@ void Journal::work() noexcept {
     } catch (const DiskError& failed) {
       wrong = failed;
     } catch (const std::exception& error) {
-      // Such as out of memory. The write is tried again, as after a disk error that is not final.
+      // The error may be std::bad_alloc. The write is tried again, as after a disk error that is not final.
       wrong.emplace(error.what(), false);
     }
     if (!lock.owns_lock()) lock.lock();
@@ -337,12 +337,12 @@ void Journal::work() noexcept {
   done_.notify_all();
 }
 
-// Writes a group of records, and syncs the file. Each large record is written alone. Small records that follow each
-// other are written together.
+// Writes a group of records, and syncs the file. Each record of kLarge bytes or more is written alone. Smaller records
+// that follow each other are written together.
 void Journal::write(const std::vector<Entry*>& group) {
-  uint64_t needed = kBlock;  // for the head of this life
+  uint64_t needed = kBlock;  // for the head that `begin_life` writes
   for (const Entry* entry : group) needed += entry->nbytes() + (entry->nbytes() >= kLarge ? 2 * kBlock : 0);
-  // Two more blocks must fit behind the group: the head that ends a life, and the mark that names the next segment.
+  // Two more blocks must fit behind the group: the head of `write_end`, and a mark that names the next segment.
   if (file_ < 0 && place_ > 0) open_segment();
   if (file_ < 0 || at_ + needed + 2 * kBlock > size_) next_segment(group.front()->sequence, needed + 3 * kBlock);
   if (is_new_) begin_life(group.front()->sequence);
@@ -398,7 +398,7 @@ void Journal::write_block(int file, BlockHead head, uint64_t at) {
   written += kBlock;
 }
 
-// Opens the last segment of the server's previous life, where the log continues.
+// Opens the segment that the server's previous process wrote last. The log continues in that segment.
 void Journal::open_segment() {
   file_ = disk_->open(here_);
   try {
@@ -410,7 +410,7 @@ void Journal::open_segment() {
   at_ = next_block(place_), place_ = 0, is_new_ = true;
 }
 
-// Writes a head within a segment. The records of this life, or of a later one, follow the head.
+// Writes a head in the middle of a segment, before record number `first`. Later records have the head's `use`.
 void Journal::begin_life(uint64_t first) {
   const uint64_t use = random_number();
   BlockHead head{};
@@ -419,17 +419,17 @@ void Journal::begin_life(uint64_t first) {
   at_ += kBlock, use_ = use, is_new_ = false;
 }
 
-// Writes the head that ends this life. If a record before it is damaged later, the head proves that it was on the disk.
+// Writes a head behind the last record. If a record is damaged later, the head proves that the record was on the disk.
 void Journal::write_end() noexcept {
   try {
     if (file_ >= 0 && !is_new_) begin_life(durable + 1);
-  } catch (const std::exception&) {  // the log then ends without such a head
+  } catch (const std::exception&) {  // the log then ends without this head
   }
 }
 
-// Makes the next segment under a free file's name. The file gets the segment's name when its head is on the disk.
+// Prepares the file of the next segment. The file has a free file's name until the segment's head is on the disk.
 void Journal::prepare(uint64_t first, uint64_t needed) {
-  std::string name = free_name(kNew + random_number() % kNew);  // the number of no segment, and of no other new file
+  std::string name = free_name(kNew + random_number() % kNew);  // a number that no segment and no other new file has
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!free_.empty()) {
@@ -446,7 +446,7 @@ void Journal::prepare(uint64_t first, uint64_t needed) {
     for (;; size = std::max(least, next_block(size / 2))) try {
         disk_->allocate(file, size);
         break;
-      } catch (const DiskError&) {  // a full disk may have room for less
+      } catch (const DiskError&) {  // a full disk may have room for a smaller file
         if (size == least) throw;
       }
     BlockHead head{};
@@ -467,10 +467,10 @@ void Journal::prepare(uint64_t first, uint64_t needed) {
   ++syncs;
 }
 
-// Continues the log in another segment, once a mark in this one names that segment. A segment that no mark names was
-// never used.
+// Continues the log in the next segment. A mark in the current segment names the next segment before any record is
+// written there. So a segment that no mark names has no records.
 void Journal::next_segment(uint64_t first, uint64_t needed) {
-  if (prepared_.file >= 0 && prepared_.size < needed) {  // more records came while writes failed
+  if (prepared_.file >= 0 && prepared_.size < needed) {  // the group has grown while writes failed
     disk_->rename(prepared_.name, free_name(number_));
     disk_->close(std::exchange(prepared_.file, -1));
     const std::lock_guard<std::mutex> lock(mutex_);

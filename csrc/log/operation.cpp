@@ -71,8 +71,8 @@ void put_client(Entry& to, const ClientId& client, int64_t version) {
   }
 }
 
-// Reads a client's id. In a record a version follows the name's length, or the number: it goes to `fields`. In a list
-// of clients there is no version, and `fields` is null.
+// Reads a client's id. In a record, a version lies behind the name's length or the client's number. The version is
+// stored in `fields`. A list of clients has no versions, so `fields` is null.
 ClientId read_client(Body& from, RecordFields* fields = nullptr) {
   const auto kind = from.read<uint8_t>();
   if (kind > ClientId::kLarge) damaged("a client's id of an unknown kind");

@@ -1,9 +1,9 @@
-// The bytes of a log's files, and their reader. docs/log-format.md describes the format. Its tables are the structs of
-// this file, and its rules are those of `Reader`.
+// The bytes of a log's files, and the reader of a log. docs/log-format.md describes the format. The structs of this
+// file are the tables of that page, and `Reader` follows the rules of that page. A file with records is a segment.
 //
 // Records are written in groups. Each group begins on a new block, and no block is written again after it was synced. A
-// torn write can therefore damage only records that were not acknowledged. A record also has the number up to which all
-// records were on the disk before (`synced`). That number tells a damaged record from an unfinished write.
+// torn write can therefore damage only records that were not acknowledged. A record also states up to which number all
+// records were on the disk (`synced`). With this number, a reader distinguishes a damaged record from a torn write.
 #pragma once
 
 #include <cstddef>
@@ -19,34 +19,35 @@
 
 namespace fastagg::log {
 
-constexpr size_t kBlock = 4096;
+constexpr size_t kBlock = 4096;  // in bytes
 constexpr uint32_t kFormat = 1;
 
-// Returns the digest of all records up to this one: SHA-256 of the digest `before`, the record's head, and the first
-// `facts` bytes of its body, which say what happened. The CRC in the head covers the update's numbers behind them.
+// Returns the digest of all records up to `record`: the SHA-256 of `before` (the digest of the earlier records), the
+// record's head, and the first `facts` bytes of the body. The CRC in the head covers the rest of the body.
 Digest chained(const Digest& before, const uint8_t* record) noexcept;
 
-// A head or a mark. Zeros fill the rest of its block. Numbers are little endian, as on all supported processors.
+// A head lies before the first record of a segment or of a process. A mark names the segment in which the log
+// continues. Zeros fill the rest of the block. Numbers are little endian, as on all supported processors.
 struct BlockHead {
   char magic[8];
-  uint32_t crc;  // of the block's bytes behind this field
+  uint32_t crc;  // CRC-32C of the block's bytes behind this field
   uint32_t format;
-  uint64_t number;  // of this segment
-  uint64_t use;     // random, as in the records behind the head; a mark has the next segment's `use`
+  uint64_t number;  // the segment's number
+  uint64_t use;     // a random number, also in all records behind the head; of a mark: the next segment's `use`
   uint64_t first;   // the number of the first record behind the head or mark
   uint64_t folder;  // the folder's random number
-  uint64_t size;    // of the file, in bytes
-  Digest digest;    // of all records before `first`
-  uint64_t next;    // 0: this is a head; otherwise it is a mark, and the log continues in the segment of this number
+  uint64_t size;    // the file's size in bytes
+  Digest digest;    // the digest of all records before `first`
+  uint64_t next;    // of a head: 0; of a mark: the number of the segment in which the log continues
 };
 static_assert(sizeof(BlockHead) == 96);
 
 struct RecordHead {
   char magic[4];
-  uint32_t crc;  // of the head's bytes behind this field, and of the body
+  uint32_t crc;  // CRC-32C of the head's bytes behind this field, and of the body
   uint64_t use, sequence;
-  uint64_t synced;  // all records up to this number were on the disk before
-  uint64_t length;  // of the body, in bytes
+  uint64_t synced;  // all records up to this number were on the disk when this record was written
+  uint64_t length;  // the body's length in bytes
   uint8_t kind;
   uint8_t zeros[3];
   uint32_t facts;  // how many bytes of the body the digest covers; at most `length`
@@ -54,14 +55,14 @@ struct RecordHead {
 static_assert(sizeof(RecordHead) == 48);
 constexpr size_t kRecordHead = sizeof(RecordHead);
 
-constexpr size_t gap_of(size_t size) { return (8 - size % 8) % 8; }
+constexpr size_t gap_of(size_t size) { return (8 - size % 8) % 8; }  // bytes up to a multiple of 8
 constexpr uint64_t next_block(uint64_t at) { return (at + kBlock - 1) / kBlock * kBlock; }
 
-// Writes a whole block. Sets the head's magic, CRC and format.
+// Writes a head or mark, and zeros up to the end of its block. Sets the head's magic, CRC and format.
 void put_head(BlockHead head, uint8_t* block);
-// Returns the head or mark at byte `at`, of any format, if its CRC is right.
+// Returns the head or mark at byte `at`, even of another format. Returns nullopt if its magic or CRC is wrong.
 std::optional<BlockHead> head_at(const uint8_t* data, size_t size, size_t at);
-// Writes a record's head. Sets its magic and CRC. The body must lie behind the head already.
+// Writes a record's head. Sets the head's magic and CRC. The body must already lie behind the head.
 void put_head(RecordHead head, uint8_t* record);
 
 struct Bytes {
@@ -73,33 +74,33 @@ struct Bytes {
 struct Record {
   RecordHead head;
   const uint8_t* body;
-  size_t segment;     // the place of the record's segment in Reader::segments()
-  size_t begin, end;  // the record's bytes in the segment
+  size_t segment;     // the index of the record's segment in Reader::segments()
+  size_t begin, end;  // the record's first byte in the segment, and the byte behind the record
   std::shared_ptr<void> owner;
 };
 
-// Returns all valid records in a file, of any use, even if other bytes lie between them.
+// Returns all valid records in a file, with any `use`, even if invalid bytes lie between records.
 std::vector<Record> records_in(const Bytes& bytes);
 
-// Reads the records of a log in order. One segment is in memory at a time.
+// Reads the records of a log in order. At most two segments are in memory at a time.
 class Reader {
  public:
   struct File {
-    std::string name;  // for messages
+    std::string name;  // the file's name, for messages
     uint64_t number, size;
     std::vector<uint8_t> block;  // the file's first block
   };
-  // What the checkpoint and the folder say of the log.
+  // Facts about the log from the checkpoint and the folder.
   struct ExpectedEnd {
-    uint64_t sequence = 0;  // the checkpoint's last record; reading begins behind it
+    uint64_t sequence = 0;  // the number of the checkpoint's last record; the next record is read first
     uint64_t folder = 0;    // the folder's random number
-    Digest digest{};        // of all records up to `sequence`
-    uint64_t end = 0;       // the log has all records up to this one, at least
+    Digest digest{};        // the digest of all records up to `sequence`
+    uint64_t end = 0;       // the log must have all records up to this number
   };
   struct Segment {
     std::string name;
     uint64_t number, size;
-    size_t file;  // its place in the constructor's `files`
+    size_t file;  // the segment's index in the constructor's `files`
     BlockHead head;
   };
   using Load = std::function<Bytes(size_t file)>;  // returns all bytes of a file
@@ -111,17 +112,17 @@ class Reader {
   // disk and is now damaged or missing, or if the log ends too early.
   std::optional<Record> next();
 
-  // Whether a damaged record or head lies where the log ends. A crash may leave one there.
+  // Whether a damaged record or head lies where the log ends. A crash may leave such a record or head.
   bool is_torn();
 
   uint64_t last() const { return wanted_ - 1; }     // the number of the last record that was read
-  const Digest& digest() const { return digest_; }  // of all records up to `last`
-  uint64_t passed() const { return passed_; }       // the bytes that were read behind the checkpoint
-  // Where the log ends, and a writer may continue it: the segment's place in `segments`, and the byte in the segment.
+  const Digest& digest() const { return digest_; }  // the digest of all records up to `last`
+  uint64_t passed() const { return passed_; }       // the bytes read behind the checkpoint's records
+  // The end of the log, where a writer continues: the segment's index in `segments`, and the byte in the segment.
   size_t segment() const { return segment_; }
   size_t place() const { return at_; }
-  // Only these parts of the log may still be in the system's cache. From `tail` to `place`: the last group of records,
-  // or the heads behind the group. At `mark`: the last mark that was followed, as its segment and byte.
+  // Only two parts of the log may be in the system's cache and not on the disk. One is the last group of records, or
+  // the heads behind that group (bytes `tail` to `place`). The other is the last mark that was followed (`mark`).
   size_t tail() const { return tail_ == 0 ? at_ : tail_; }
   const std::optional<std::pair<size_t, size_t>>& mark() const { return mark_; }
   const std::vector<Segment>& segments() const { return segments_; }

@@ -1,5 +1,5 @@
-// A scope around every wait for another thread, a disk or a device. A host language installs hooks for such waits:
-// Python lets other threads run, and handles signals. Without hooks nothing happens.
+// The scope of every wait for another thread, a disk or a device. Python's hooks (bindings/host.cpp) let other Python
+// threads run during a wait, and handle signals. Without installed hooks the scope does nothing.
 #pragma once
 
 namespace fastagg::store {
@@ -7,9 +7,9 @@ namespace fastagg::store {
 class BlockingWait {
  public:
   struct Host {
-    void* (*begin)();             // a wait begins; returns the state for `end`
-    void (*end)(void*);           // the wait is over
-    void* (*interrupted)(void*);  // may throw, for example because of Ctrl-C; returns the new state for `end`
+    void* (*begin)();             // called when a wait begins; returns the state for `end`
+    void (*end)(void*);           // called when the wait is over
+    void* (*interrupted)(void*);  // called by `check`; may throw, as for Ctrl-C; returns the new state for `end`
   };
   static void install(const Host& host) { installed() = host; }
 
@@ -20,7 +20,7 @@ class BlockingWait {
     if (installed().end != nullptr) installed().end(state_);
   }
 
-  // Called now and then during a long wait, without a lock.
+  // Must be called now and then during a long wait. May throw. The caller must not hold a mutex of the waiting object.
   void check() {
     if (installed().interrupted == nullptr) return;
     void* const before = state_;

@@ -18,8 +18,8 @@
 namespace fastagg::store {
 namespace {
 
-constexpr size_t kWorthKeeping = size_t{1} << 16;  // the C library reuses smaller blocks as fast
-constexpr int kKeptPerSize = 2;                    // how many blocks of a size are kept for reuse
+constexpr size_t kWorthKeeping = size_t{1} << 16;  // in bytes; the C library itself reuses smaller blocks fast
+constexpr int kKeptPerSize = 2;                    // the most blocks of one size that are kept for reuse
 constexpr size_t kAlignment = 64;
 
 struct KeptBlock {
@@ -28,19 +28,19 @@ struct KeptBlock {
   uint64_t since = 0;
 };
 
-// Blocks kept for reuse. Their number is limited, so old sizes do not hold memory for ever.
+// Blocks kept for reuse. Their number is limited, so blocks of a size that is no longer used do not stay for ever.
 struct FreeBlocks {
   std::mutex mutex;
   std::array<KeptBlock, 32> kept;
   uint64_t time = 0;
 };
 
-// Never destroyed, because vectors may outlive everything else when a process ends.
+// Returns the free blocks of this process. They are never destroyed, because a vector may outlive all other objects.
 FreeBlocks& free_blocks() {
   static FreeBlocks* const held = [] {
     auto* made = new FreeBlocks;
 #if defined(__unix__) || defined(__APPLE__)
-    // A fork holds the lock. Otherwise a thread that the child does not have could hold the lock in the child for ever.
+    // A fork takes the mutex first. Otherwise a thread that the child does not have could hold the mutex for ever.
     pthread_atfork([] { free_blocks().mutex.lock(); }, [] { free_blocks().mutex.unlock(); },
                    [] { free_blocks().mutex.unlock(); });
 #endif
@@ -51,14 +51,14 @@ FreeBlocks& free_blocks() {
 
 std::atomic<int64_t> failing{-1};
 
-constexpr size_t kReserve = size_t{1} << 20;  // so large that the C library maps it, and gives it back to the system
+constexpr size_t kReserve = size_t{1} << 20;  // so large that `free` gives the memory back to the operating system
 std::atomic<void*> reserve{nullptr};
-std::new_handler other = nullptr;  // the handler that was installed before
+std::new_handler other = nullptr;  // the new-handler that was installed before `use_reserve`
 
 #if defined(__linux__)
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// Returns the length in whole huge pages.
+// Returns `nbytes`, rounded up to whole huge pages.
 size_t mapped(size_t nbytes) { return (nbytes + kHugePage - 1) / kHugePage * kHugePage; }
 
 void* from_system(size_t nbytes) {
@@ -100,7 +100,7 @@ void* take(size_t nbytes) {
   FreeBlocks& held = free_blocks();
   {
     const std::lock_guard<std::mutex> lock(held.mutex);
-    KeptBlock* last = nullptr;  // the block that was given back last, which caches may still hold
+    KeptBlock* last = nullptr;  // the block that was given back last, because it may be in the CPU's caches
     for (KeptBlock& kept : held.kept)
       if (kept.block != nullptr && kept.nbytes == nbytes && (last == nullptr || kept.since > last->since)) last = &kept;
     if (last != nullptr) return std::exchange(*last, {}).block;
@@ -130,12 +130,12 @@ void trim() noexcept {
 }
 
 std::shared_ptr<void> Shelf::take(size_t nbytes) {
-  Block block, small;  // `small` is freed to make room
+  Block block, small;  // `small`: a block that is too small and is freed first
   {
     const std::lock_guard<std::mutex> lock(free_blocks().mutex);
     const auto fits = [=](const Block& spare) { return spare.get_deleter().nbytes >= nbytes; };
     const auto last =
-        std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // given back last, so that caches may still hold it
+        std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // given back last, so that it may be in the CPU's caches
     if (last != blocks_.rend()) {
       block = std::move(*last);
       blocks_.erase(std::next(last).base());

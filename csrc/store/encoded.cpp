@@ -12,7 +12,7 @@ namespace fastagg::store {
 namespace {
 
 constexpr char kMagic[] = {'F', 'A', 'E', 'U'};
-constexpr int64_t kLargest = int64_t{1} << 40;  // the most elements, so that no length overflows
+constexpr int64_t kLargest = int64_t{1} << 40;  // the most elements of an update, so that no length in bytes overflows
 
 [[noreturn]] void refuse(const std::string& text) { throw Refusal(Why::kEncoding, "encoded update: " + text); }
 
@@ -47,8 +47,8 @@ std::vector<Encoded::Array> arrays_of(const WireHead& head, int64_t* nbytes) {
   return arrays;
 }
 
-// Returns the first place below `count` that is not valid, or `count`. Whole runs are checked at once, so that the
-// compiler can use vector instructions.
+// Returns the first index below `count` for which `is_fit` is false, or `count`. Runs of 1,024 indices are checked
+// without a branch, so that the compiler can use vector instructions.
 template <typename Fit>
 int64_t first_unfit(int64_t count, Fit is_fit) {
   constexpr int64_t kRun = 1024;
@@ -105,7 +105,7 @@ std::shared_ptr<Encoded> Encoded::read(const void* from, int64_t count_of_bytes,
     bytes.add(from, expected, kFloat32);
     cpu::copy(bytes, 0, expected, 1, memory.get());
     std::memcpy(memory.get(), &head,
-                sizeof head);  // the header that was checked, in case somebody has changed the bytes since
+                sizeof head);  // the header that was checked, because the sender may have changed the bytes since
     made->take(head, std::move(memory));
   }
   made->check();
@@ -122,7 +122,7 @@ std::shared_ptr<Encoded> Encoded::make(int format, int values, int64_t size, int
   made->take(head, new_memory(nbytes));
   std::memcpy(made->data(), &head, sizeof head);
   const std::vector<Array> all = made->arrays();
-  for (size_t i = 0; i < all.size(); ++i) {  // the padding of arrays is not written later
+  for (size_t i = 0; i < all.size(); ++i) {  // writes zeros between the arrays, where the caller writes nothing
     const int64_t end = i + 1 < all.size() ? all[i + 1].begin : nbytes;
     const int64_t begin = std::max(all[i].begin, end - 4 * kScaleBlock);
     std::memset(made->data() + begin, 0, static_cast<size_t>(end - begin));
@@ -151,7 +151,7 @@ void Encoded::check() const {
     if (ends[k] <= last || ends[k] > size) refuse("arrays whose ends do not rise to its size");
   if (ends != nullptr && last != size) refuse("arrays that end before its size");
   if (wire_facts(format).row < 0 || padded(size) == size) return;
-  // A row has zeros after the last element.
+  // A format of rows has zeros behind the last element, up to a whole scale block.
   const int64_t begin = size / kScaleBlock * kScaleBlock;
   float last_ones[kScaleBlock];
   cpu::decode(*this, begin, last_ones, kScaleBlock);

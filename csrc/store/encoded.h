@@ -1,4 +1,4 @@
-// An encoded update. Nobody writes to its memory after it was read or made. Its bytes have been checked.
+// An encoded update in host memory. After `read` or `check`, the bytes are valid, and nobody may write to them.
 #pragma once
 
 #include <atomic>
@@ -13,26 +13,26 @@ namespace fastagg::store {
 
 class Encoded : public Wire, public std::enable_shared_from_this<Encoded> {
  public:
-  // Reads the bytes in place if `owner` is not null: they must then never change. Otherwise copies the bytes. Throws
-  // Refusal, kEncoding, before any allocation that is larger than the bytes.
+  // Reads an encoded update. If `owner` is not null, the bytes must never change, and are read in place if their
+  // address is a multiple of 8. Otherwise copies the bytes. Throws Refusal, kEncoding, before any larger allocation.
   static std::shared_ptr<Encoded> read(const void* bytes, int64_t nbytes, Owner owner = nullptr);
-  // Allocates an encoded update to be written. The caller writes the arrays, then calls `check`. `format` and `values`
-  // are places in WireFormats and ValueCodecs. `count` is as in WireHead.
+  // Allocates an encoded update. The caller writes the arrays, then calls `check`. `format` and `values` are indices in
+  // WireFormats and ValueCodecs. `count` is as in WireHead.
   static std::shared_ptr<Encoded> make(int format, int values, int64_t size, int64_t count);
-  void check() const;
+  void check() const;  // Throws Refusal, kEncoding, if an array has an invalid value.
 
-  // An array after the header, with NumPy's name of its type. docs/encoding.md has the table of arrays.
+  // An array behind the header. docs/encoding.md has the table of arrays. `type` is NumPy's name of the elements' type.
   struct Array {
     WirePart part;
     const char* type;
-    int64_t count, begin;  // its number of elements, and its first byte
+    int64_t count, begin;  // the number of elements, and the offset of the first byte
   };
   std::vector<Array> arrays() const;
-  // Returns the arrays that a header (the first 64 bytes) describes. Sets `nbytes` to the number of bytes in all.
-  // Throws as `read` does.
+  // Returns the arrays that a header (the first 64 bytes) describes. Sets `nbytes` to the length of the encoded update.
+  // Throws Refusal, kEncoding.
   static std::vector<Array> layout(const void* head, int64_t* nbytes);
   Update update() const;
-  double squares() const;  // the sum of squares, computed once
+  double squares() const;  // the sum of the elements' squares, computed by the first call
   uint8_t* data() const { return static_cast<uint8_t*>(memory_.get()); }
 
  private:
@@ -45,14 +45,14 @@ class Encoded : public Wire, public std::enable_shared_from_this<Encoded> {
 inline bool is_encoded(const Update& update) {
   return update.pieces.size() == 1 && update.pieces.front().dtype == kEncoded;
 }
-// The header and arrays of an encoded update, on the host or a device. Null: the update is not encoded.
+// Returns the header and arrays of an encoded update, on the host or a device. Returns null for any other update.
 inline const Wire* wire_in(const Update& update) {
   if (update.pieces.size() != 1) return nullptr;
   const Piece& whole = update.pieces.front();
   if (whole.dtype == kDeviceEncoded) return static_cast<const DeviceWire*>(whole.data);
   return whole.dtype == kEncoded ? static_cast<const Wire*>(whole.data) : nullptr;
 }
-// Returns the encoded update in `update`. The result keeps the update's memory alive.
+// Returns the encoded update that `update` consists of. The result keeps the memory alive.
 std::shared_ptr<const Encoded> encoded_in(const Update& update);
 
 }  // namespace fastagg::store

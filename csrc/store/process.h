@@ -1,5 +1,5 @@
-// A number of this process, which differs in a forked child and is faster to get than the process id. Also the files
-// that a forked child does not keep.
+// Tells a forked child from its parent: `process` returns a number that differs between the two, and is faster than
+// getpid. Also replaces files that forked children must not have.
 #pragma once
 
 #include <array>
@@ -13,11 +13,11 @@
 
 namespace fastagg::store {
 
-inline std::atomic<int> forks{0};                           // number of forks that led to this process
-inline std::array<std::atomic<int>, 1024> parents_files{};  // descriptors plus 1; 0: a free place
+inline std::atomic<int> forks{0};                           // the number of forks that led to this process
+inline std::array<std::atomic<int>, 1024> parents_files{};  // descriptors plus 1; 0: an empty entry
 
 #if defined(__unix__) || defined(__APPLE__)
-// Runs in every forked child.
+// Runs in every forked child. Replaces the files of `parents_files` by /dev/null.
 inline void begin_child() {
   ++forks;
   for (std::atomic<int>& place : parents_files) {
@@ -38,8 +38,8 @@ inline int process() {
   return forks.load(std::memory_order_relaxed);
 }
 
-// Gives forked children /dev/null in place of this file, until `share` is called. Meant for a locked file: a child
-// would share the lock, and may live longer. Returns false if there are too many such files.
+// Gives forked children /dev/null in place of this file, until `share` is called. Meant for a locked file, because a
+// child would share the lock and may live longer than the parent. Returns false if there are too many such files.
 inline bool keep_from_children(int file) {
   process();
   for (std::atomic<int>& place : parents_files)

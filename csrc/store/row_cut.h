@@ -1,5 +1,5 @@
 // The rows of a client cache at one moment, for a checkpoint that is written while the cache is in use. A row is copied
-// before it changes, unless the checkpoint has it already.
+// before it changes, unless the checkpoint has the row already.
 #pragma once
 
 #include <cstdint>
@@ -16,25 +16,26 @@ namespace fastagg::store {
 
 class RowCut {
  public:
-  // `slots`: the rows, in the order of their places in the checkpoint. `owner` keeps the rows alive.
+  // `slots`: the slots of the rows, in the order of the rows in the checkpoint. `owner` keeps the rows' memory alive.
   RowCut(const Rows& rows, const std::vector<int64_t>& slots, std::shared_ptr<Memory> memory, Owner owner)
       : count(static_cast<int64_t>(slots.size())), rows_(rows), memory_(std::move(memory)), owner_(std::move(owner)) {
     for (const int64_t slot : slots) left_.emplace(slot, static_cast<int64_t>(left_.size()));
   }
-  const int64_t count;
+  const int64_t count;  // number of rows
 
-  // A row for the checkpoint: its place, its data and its scales.
+  // A row for the checkpoint. `place` is the row's index in the checkpoint.
   struct CutRow {
     int64_t place;
     std::vector<char> data, scales;
   };
-  // Must be called before a slot changes. Callers of `before` and of `next` hold the server's lock.
+  // Must be called before a slot's row changes. Callers of `before` and of `next` hold the server's lock.
   void before(int64_t slot) {
     const auto entry = left_.find(slot);
     if (entry == left_.end()) return;
     saved_.push_back(copy_of(*entry));
     left_.erase(entry);
   }
+  // Returns a row that was not returned before, or nullopt if there is none. The order of the rows is not defined.
   std::optional<CutRow> next() {
     if (saved_.empty() && left_.empty()) return std::nullopt;
     if (saved_.empty()) before(left_.begin()->first);
@@ -56,8 +57,8 @@ class RowCut {
   const Rows rows_;
   const std::shared_ptr<Memory> memory_;
   const Owner owner_;
-  std::unordered_map<int64_t, int64_t> left_;  // by slot: the place of a row that is not written or copied yet
-  std::vector<CutRow> saved_;
+  std::unordered_map<int64_t, int64_t> left_;  // slot -> index in the checkpoint, of rows not copied yet
+  std::vector<CutRow> saved_;                  // copies that `next` has not returned yet
 };
 
 }  // namespace fastagg::store

@@ -1,4 +1,4 @@
-// Calls on open files in which operating systems differ.
+// Syncs a file with the call of the operating system.
 #pragma once
 
 #include <fcntl.h>
@@ -8,8 +8,8 @@
 
 namespace fastagg::store {
 
-// Waits until a file's data is on the disk. Returns the result of the system's call. On macOS fsync leaves the data in
-// the disk's own cache. F_FULLFSYNC writes the data to the disk itself, but some file systems refuse it.
+// Waits until a file's data is on the disk. Returns the result of the system's call. On macOS, fsync leaves the data in
+// the disk's own cache. F_FULLFSYNC also writes out this cache, but some file systems refuse F_FULLFSYNC.
 inline int sync_data(int file) {
 #if defined(__linux__)
   return fdatasync(file);

@@ -1,5 +1,5 @@
-// A server's vector: an owner that keeps its memory alive, and the address of its elements. Every copy keeps the memory
-// alive, and may be released on any thread.
+// A server's vector (the address of its elements, and an owner of their memory), and the allocation of vectors. Every
+// copy of a Vector keeps the memory alive, and may be released on any thread.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ using Owner = std::shared_ptr<void>;
 struct Vector {
   Owner owner;
   float* data = nullptr;
-  Dtype dtype = kFloat32;  // kBFloat16 for a model, whose elements are then `halves`
+  Dtype dtype = kFloat32;  // kBFloat16 only for a model; `halves` then has its elements
 
   explicit operator bool() const { return data != nullptr; }
   uint16_t* halves() const { return static_cast<uint16_t*>(static_cast<void*>(data)); }
@@ -29,8 +29,8 @@ inline Update update_of(const Vector& vector, int64_t size) {
   return whole;
 }
 
-// Returns `nbytes` of uninitialised host memory. With `keep` the memory is reused after the last owner is gone. Throws
-// std::bad_alloc.
+// Returns `nbytes` of uninitialised host memory. If `keep` is true, the memory may be kept for reuse when its last
+// owner is gone. Throws std::bad_alloc.
 inline Owner new_memory(int64_t nbytes, bool keep = true) {
   const auto size = static_cast<size_t>(nbytes);
   return Owner(take(size), BlockReturn{size, keep});
@@ -44,7 +44,7 @@ inline Vector new_bytes(int64_t nbytes) {
 inline Vector new_vector(int64_t count) { return new_bytes(count * static_cast<int64_t>(sizeof(float))); }
 
 // Allocates and copies a server's vectors, in host memory or on a device. Every method may throw std::bad_alloc or a
-// device's error. Addresses are in this memory, except that `host` in put and get is in host memory.
+// device's error. The parameters `host` are addresses in host memory. All other addresses are in this memory.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -58,7 +58,7 @@ class Memory {
   virtual void copy(void* to, const void* from, int64_t nbytes) = 0;
   virtual void put(void* to, const void* host, int64_t nbytes) = 0;
   virtual void get(void* host, const void* from, int64_t nbytes) = 0;
-  virtual bool is_host() const { return true; }  // whether the processor may read it
+  virtual bool is_host() const { return true; }  // whether the CPU can read this memory
 };
 
 class HostMemory : public Memory {
