@@ -25,7 +25,7 @@ Outcome AlignedDirection::plan(const Contributions& contributions, bool closes, 
   return outcome;
 }
 
-// Eqs. 7 to 15. `by` turns an update into a direction. The paper's gradient and momentum both have the opposite sign.
+// Computes the factors of a tensor (equations 7 to 15 of the paper). The direction is `by` times the update.
 Turn AlignedDirection::turn_of(size_t tensor, double by, double weight) const {
   const auto& [rho, c_ok, k_s, k_d, kappa, beta_max, eps] = setting_;
   const cpu::Tensors::TensorSums sums = tensors_.of(tensor);

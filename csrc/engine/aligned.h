@@ -1,5 +1,5 @@
-// Every update is a step of its own. The update's tensors are first turned towards the optimizer's momentum (HeLoCo,
-// arXiv 2606.00271, Algorithm 2).
+// The direction of HeLoCo (arXiv 2606.00271, Algorithm 2). Each update makes a step. Before the step, each tensor of
+// the update is turned towards the optimizer's momentum.
 #pragma once
 
 #include <vector>
@@ -14,7 +14,7 @@ class AlignedDirection : public SingleDirection {
   struct Setting {
     double rho, c_ok, k_s, k_d, kappa, beta_max, eps;
   };
-  // `ends`: the end of each tensor in the model's vector.
+  // `ends`: for each tensor, the index after its last element in the model's vector.
   AlignedDirection(double sign, const Setting& setting, std::vector<int64_t> ends);
   Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   int64_t nbytes() const override { return tensors_.nbytes(); }

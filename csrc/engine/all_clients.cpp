@@ -48,7 +48,7 @@ void AllClients::plan_bounds() {
   direct_ = setting_.direct || fell;
 }
 
-// Describes how the update's row replaces its client's last row.
+// Describes to the kernel how the update's row replaces the client's previous row.
 Direction AllClients::exchange() const {
   const RowWeights::PlannedWeights& next = weights_.next;
   Direction direction;
@@ -58,7 +58,7 @@ Direction AllClients::exchange() const {
   direction.row.format = format;
   direction.row.key = key(next.client);
   direction.row.coded =
-      rows_.packed_at(const_cast<void*>(row_in(contributions_, format)));  // only read, despite the cast
+      rows_.packed_at(const_cast<void*>(row_in(contributions_, format)));  // the kernel only reads this row
   if (next.leaving != 0.0f) direction.row.read = rows_.row(next.client);
   direction.row.write = rows_.row(next.client);
   return direction;
@@ -87,7 +87,7 @@ void AllClients::run(Runner& runner, const Optimizer& optimizer) {
     resummation_->advance(runner, weights, setting_.sum);
   }
   if (!direct_ || !steps) return;
-  mean_.pieces.clear();  // keeps its capacity
+  mean_.pieces.clear();  // the capacity stays, so `add` allocates nothing
   mean_.size = 0;
   mean_.add(setting_.sum, size, kFloat32);
   Direction along;
@@ -112,7 +112,7 @@ void AllClients::fields(Archive& archive) {
   weights_.fields_of_totals(archive, resummation_ != nullptr);
 }
 
-// -- clients that keep their rows
+// -- Differences: clients store their own rows
 
 Differences::Differences(double sign, int64_t clients, bool full, float* sum)
     : DirectionState(sign), full_(full), sum_(sum), weights_(clients) {
@@ -123,7 +123,7 @@ Outcome Differences::plan(const Contributions& contributions, bool, ReadMode) {
   const Contribution& contribution = contributions.front();
   update_ = contribution.update;
   weights_.plan(contribution.client, 1.0, true);
-  kept_bound_ = weights_.row_bound + contribution.norm;  // the norms of differences add up
+  kept_bound_ = weights_.row_bound + contribution.norm;  // a bound on the sum of rows, to which this update is added
   bound_ = weights_.bound(kept_bound_, kept_bound_, false);
   versions_.assign(1, contribution.start);
   outcome_ = outcome_of(weights_, full_);

@@ -1,5 +1,5 @@
-// The directions that sum over all clients. AllClients has a row for each client and the sum of the rows (ACE, ACED).
-// Differences has only the sum.
+// Directions along the weighted mean of all clients' latest updates. AllClients stores each client's latest update as a
+// row, and the sum of the rows (ACE, ACED). Differences stores only the sum.
 #pragma once
 
 #include <memory>
@@ -16,13 +16,13 @@ class AllClients : public DirectionState, public RowKeeper {
   struct Setting {
     int64_t clients;
     bool full;                // whether no step is made until all clients have answered
-    bool direct;              // whether the sum is recomputed for every update
-    int64_t max_delay = -1;   // ACED: the largest age of a row's information, in versions; negative: no limit
-    bool by_dispatch = true;  // ACED: ages count from the last model sent to the client; false: from its row
+    bool direct;              // whether every update recomputes the sum from all rows
+    int64_t max_delay = -1;   // ACED: the largest age, in versions, of a row in the sum; negative: no limit
+    bool by_dispatch = true;  // whether ages count from the version last sent to the client; false: the row's version
     uint64_t seed = 0;
     float* sum = nullptr;
   };
-  // `resummation` recomputes the sum block by block. It may be null.
+  // `resummation` recomputes the sum, a few blocks at each update. Null: the sum is not recomputed this way.
   AllClients(double sign, const Setting& setting, const Rows& rows, std::shared_ptr<Resummation> resummation);
   Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
@@ -46,15 +46,15 @@ class AllClients : public DirectionState, public RowKeeper {
   const std::shared_ptr<Resummation> resummation_;
   RowWeights weights_;
   std::optional<Freshness> ages_;
-  // Planned:
+  // The plan for the next update:
   Contribution contributions_;
   Outcome outcome_ = Outcome::kKept;
-  bool direct_ = false;  // whether this update recomputes the sum directly
+  bool direct_ = false;  // whether this update recomputes the sum from all rows
   Update mean_;
 };
 
-// A direction that stores only the sum of all rows. Each client keeps its own row, and sends its new row minus its
-// previous one.
+// The direction of AllClients, for clients that store their own rows. A client sends its new row minus its previous
+// row. The server stores only the sum of all rows.
 class Differences : public DirectionState, public RowKeeper {
  public:
   // `full`: whether no step is made until all clients have answered.

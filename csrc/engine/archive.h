@@ -1,5 +1,5 @@
-// Saves and loads states. A state lists its fields once, in one function, and an archive reads or writes those fields.
-// So saving and loading cannot differ.
+// The interface for saving and loading a server's state. Each part of the state has one function that lists its fields.
+// An archive writes or reads these fields, so saving and loading always agree. The bindings implement the interface.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ class Archive {
 
   virtual void field(const char* name, int64_t& value) = 0;
   virtual void field(const char* name, double& value) = 0;
-  // The lengths of the next two vectors follow from the server's settings.
+  // The lengths of `values` follow from the server's settings.
   virtual void field(const char* name, std::vector<int64_t>& values) = 0;
   virtual void field(const char* name, std::vector<float>& values) = 0;
-  // The following lists may have any length.
+  // The lists below may have any length.
   virtual void column(const char* name, std::vector<int64_t>& values) = 0;
   virtual void list(const char* name, std::vector<int64_t>& values) = 0;
   virtual void list(const char* name, std::vector<std::pair<int64_t, int64_t>>& values) = 0;
@@ -35,18 +35,18 @@ class Archive {
   virtual void list(const char* name, std::vector<Entry>& values) = 0;
   virtual void clients(const char* name, std::vector<ClientId>& ids, bool numbered) = 0;
   virtual void group(const char* name, const std::function<void(Archive&)>& fields) = 0;
-  // A server's vector with `size` elements, which is saved if `there`. Loading copies into `vector`, whose memory must
-  // be allocated. Returns whether the state has the vector.
+  // Saves or loads `size` elements of a vector. `there`: whether there is a vector to save. Loading copies the elements
+  // into `vector`, whose memory must be allocated. Returns whether the state has the vector.
   virtual bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) = 0;
-  // Saves or loads versions by number. Loaded versions are in the server's own memory.
+  // Saves or loads pairs of a version's number and its model. Loaded models are in the server's own memory.
   virtual void vectors(const char* name, std::vector<std::pair<int64_t, store::Vector>>& all, int64_t size) = 0;
-  // Saves or loads waiting updates, in the form in which the updates came.
+  // Saves or loads stored updates, in the form in which the clients sent them.
   virtual void held(const char* name, std::vector<HeldUpdate>& updates) = 0;
-  // Saves or loads rows [count, width] in double.
+  // Saves or loads an array of doubles, [count, width].
   virtual void rows(const char* name, std::vector<double>& values, int64_t width) = 0;
 };
 
-// The largest bound that a checkpoint may hold.
+// The largest bound that is accepted from a checkpoint.
 constexpr double kLargestBound = 0x1p120;
 inline void check_bound(double bound) {
   if (!(bound >= 0.0 && bound <= kLargestBound)) throw std::invalid_argument("a bound out of range");

@@ -9,9 +9,9 @@ namespace fastagg::engine {
 
 namespace {
 
-constexpr size_t kLeastRound = 5;  // in a smaller step no client's updates count as a majority
+constexpr size_t kLeastRound = 5;  // a step of fewer updates has no majority
 
-// Returns the number that more than half of the entries have, or -1.
+// Returns the client with more than half of the entries. -1: no such client, or fewer than kLeastRound entries.
 int64_t majority_of(const std::vector<int64_t>& clients) noexcept {
   int64_t candidate = -1, votes = 0;
   for (const int64_t client : clients) {
@@ -57,8 +57,7 @@ double BufferedDirection::grace(int64_t waiting) const {
   return enough ? setting_.grace : HUGE_VAL;
 }
 
-// Plans to add all updates to the sum. If the updates make a step, the last update is not added, because the step's
-// kernel reads it directly.
+// Plans the round's weights and bounds with these updates. Then `plan_sum` plans how the updates are stored or summed.
 Outcome BufferedDirection::plan(const Contributions& contributions, bool closes, ReadMode mode) {
   int64_t count = 0;
   for (const Contribution& contribution : contributions) count += contribution.count;
@@ -79,7 +78,7 @@ void BufferedDirection::plan_numbers(const Contributions& contributions, bool st
   round.next_total = round.total;
   round.next_bound = round.versions.empty() ? 0.0 : round.bound;
   auto count = static_cast<int64_t>(round.versions.size());
-  double factor = 1.0;  // the largest factor of an update's elements, which are then floats
+  double factor = 1.0;  // the largest factor of an update's elements; kernels use the factor as a float
   for (const Contribution& contribution : contributions_) {
     count += contribution.count;
     if (steps) versions_.insert(versions_.end(), static_cast<size_t>(contribution.count), contribution.start);
@@ -96,12 +95,13 @@ void BufferedDirection::plan_numbers(const Contributions& contributions, bool st
     throw Refusal(Why::kSetting, "normalize: the sum of the updates' weights is " + std::to_string(round.next_total) +
                                      "; use a staleness policy that weighs them more");
   round.divisor = setting_.divisor > 0.0 ? setting_.divisor : round.next_total;
-  // A waiting update must allow a step now. Otherwise that update would block every later step.
+  // The bound is computed as if the step were made now, even if the update waits. If an update that is too large could
+  // wait, it would block every later step.
   kept_bound_ = round.next_bound;
   const double by = is.combines || round.divisor == 0.0 ? 1.0 : round.divisor;
   bound_ = kept_bound_ / by;
   if (factor / std::min(by, 1.0) > kLargestModel)
-    bound_ = HUGE_VAL;  // such a factor would turn even an update of zeros into NaN
+    bound_ = HUGE_VAL;  // as a float this factor is infinite, and infinity times 0 is NaN
   if (!privacy_) return;
   privacy_->plan(contributions_, steps, static_cast<int64_t>(versions_.size()));
   if (steps) bound_ += privacy_->bound(round.divisor);

@@ -1,5 +1,5 @@
-// The updates of a round (FedBuff, FADAS, FedAvg): their weights, and when they make a step. The kinds of buffers
-// (buffers.h) store them: as a sum, or as they came.
+// The base class of all buffers (FedBuff, FADAS, FedAvg). It has the weights of a round's updates, and decides when the
+// updates make a step. The kinds of buffers (buffers.h) store the updates, as a sum or in the form in which they came.
 #pragma once
 
 #include <optional>
@@ -14,18 +14,18 @@ inline double weight_of(const Contribution& contribution) { return contribution.
 
 class BufferedDirection : public DirectionState, public Sums {
  public:
-  // `capacity`: the number of updates in a round; negative: no limit, and the round ends with `close_round`.
-  // `synchronous`: only updates of the current version are taken. `at_least`: a round with this many updates may end
-  // `grace` seconds later; 0: never.
+  // `capacity`: the number of updates that make a step; negative: no limit, and only `close_round` ends a round.
+  // `synchronous`: whether updates of earlier versions are refused. `at_least`: a round with this many updates may end
+  // after `grace` more seconds; 0: rounds never end by time.
   struct Setting {
     int64_t capacity;
     bool synchronous;
-    int64_t size;               // the number of the vector's elements
-    bool closes_first = false;  // whether a sum that does not fit into the round first ends the round
+    int64_t size;               // the number of elements of the model's vector
+    bool closes_first = false;  // whether a round without room for a leaf server's sum ends before that sum is added
     int64_t at_least = 0;
     double grace = 0.0;
-    double divisor = 0.0;  // of the sum; 0: the sum of shares; negative: the sum of shares times weights
-    std::shared_ptr<const Combiner> combine = nullptr;  // combines a round's updates; null: the divided sum is used
+    double divisor = 0.0;  // the sum's divisor; 0: the sum of all shares; negative: the sum of all shares times weights
+    std::shared_ptr<const Combiner> combine = nullptr;  // combines the updates; null: the step uses the divided sum
   };
   BufferedDirection(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
                     const std::optional<Privacy::Setting>& privacy);
@@ -47,36 +47,37 @@ class BufferedDirection : public DirectionState, public Sums {
   int64_t nbytes() const override { return privacy_ ? privacy_->nbytes() : 0; }
 
   struct Round {
-    std::vector<int64_t> versions;              // the versions that the updates so far were trained from
-    std::vector<int64_t> clients;               // by place; empty if clients are not counted, or a leaf's sum came
-    double total = 0.0, bound = 0.0;            // the sum of the updates' shares; a bound on the stored elements
-    double next_total = 0.0, next_bound = 0.0;  // the same, including the planned updates,
-    double divisor = 0.0;                       // and the divisor of their sum
+    std::vector<int64_t> versions;  // the versions that the updates so far were trained from
+    std::vector<int64_t> clients;   // the places of these updates' clients; updates in leaf servers' sums are left out
+    double total = 0.0, bound = 0.0;  // the sum of shares, as for Setting::divisor; a bound on the stored elements
+    double next_total = 0.0, next_bound = 0.0;  // `total` and `bound` with the planned updates
+    double divisor = 0.0;                       // the divisor of the sum with the planned updates
   };
   Round round;
-  // The sum, if there is one. The last update of a full round goes straight into the step, and never enters the sum.
+  // The sum of the round's updates, if the buffer needs one. The update that completes a round usually is not added:
+  // the step's kernel reads that update directly.
   struct RunningSum {
-    store::Vector acc, beside;  // `beside`: the place of the next sum if the plan may still fail
-    Update along;               // the next sum, if the step is along that sum
+    store::Vector acc, beside;  // `acc`: the sum; `beside`: memory for the next sum, if a later stage may fail
+    Update along;               // the planned sum, if the step uses no other vector
     const store::Vector& into() const { return beside ? beside : acc; }
   };
   RunningSum sum;
 
  protected:
-  // Refuses planned contributions that this kind of buffer cannot hold. The argument is the number of updates,
-  // including earlier ones.
+  // Refuses planned updates that this kind of buffer cannot store. The argument is the number of the round's updates,
+  // including the planned ones.
   virtual void check_sum(int64_t) const {}
   virtual void plan_sum(ReadMode mode) = 0;
-  // Saves or loads the sum. Returns false if the loaded data does not fit the round's versions.
+  // Saves or loads the sum or the stored updates. Returns false if the loaded data does not fit `round.versions`.
   virtual bool sum_fields(Archive& archive) = 0;
   void plan_numbers(const Contributions& contributions, bool steps);
-  // Steps along the sum times `term` / divisor.
+  // Makes the step whose direction is the sum times `term` / divisor.
   void step_along(Runner& runner, double term, const Optimizer& optimizer);
 
   const Setting setting_;
   const std::shared_ptr<store::Memory> memory_;
   std::optional<Privacy> privacy_;
-  // Planned:
+  // The plan for the next updates:
   Outcome outcome_ = Outcome::kKept;
   Contributions contributions_;
 };

@@ -1,4 +1,4 @@
-// The kinds of buffers: how they store the updates of a round, and make a step from them.
+// The two kinds of buffers. Each kind stores the updates of a round in its own way, and makes a step from them.
 #pragma once
 
 #include <atomic>
@@ -10,9 +10,9 @@
 
 namespace fastagg::engine {
 
-// Stores the sum of the updates so far. To save memory, encoded updates may instead wait as they came, until the step's
-// pass reads them. The waiting updates are always the last that came. So updates are added in order of arrival, and the
-// sum's bits do not depend on which updates waited.
+// Stores the sum of the updates so far. Encoded updates may instead be stored as they came (`waiting_`), until one pass
+// adds all of them. The waiting updates are always the latest ones. So updates are added in order of arrival, and the
+// bits of the sum do not depend on which updates waited.
 class SummedBuffer : public BufferedDirection {
  public:
   using BufferedDirection::BufferedDirection;
@@ -31,18 +31,18 @@ class SummedBuffer : public BufferedDirection {
   void run_last(Runner& runner, const Update& update, bool none, const Optimizer& optimizer);
   void add_loaded();
   void tell_traits() noexcept;
-  bool fresh() const { return round.versions.size() == waiting_.size(); }  // the sum has no update yet
+  bool fresh() const { return round.versions.size() == waiting_.size(); }  // whether the sum is empty
 
   std::vector<HeldUpdate> waiting_;
-  // Planned:
-  bool waits_ = false;                 // whether the update is stored as it came
-  std::vector<WeightedUpdate> terms_;  // the updates that are read as they came, except the last update of a step
-  bool in_place_ = false;  // whether models are first checked in a separate pass, and then added to the sum in place
-  std::vector<cpu::TrainedModel> models_;      // the planned models, or updates without a base
-  std::vector<std::atomic<int32_t>> largest_;  // the largest magnitude of each model's elements
+  // The plan for the next updates:
+  bool waits_ = false;                 // whether the planned update is stored as it came
+  std::vector<WeightedUpdate> terms_;  // the waiting and the planned updates, which one pass adds in this order
+  bool in_place_ = false;  // whether one pass checks the models, and a second pass adds them to the sum in place
+  std::vector<cpu::TrainedModel> models_;      // the planned models with their bases, or the planned updates
+  std::vector<std::atomic<int32_t>> largest_;  // by model: its largest magnitude, as the bits of a float
 };
 
-// Stores updates as they came, because the round needs another combination than their sum (Combiner).
+// Stores each update as it came, because a Combiner needs every single update of the round.
 class CombinedBuffer : public BufferedDirection {
  public:
   using BufferedDirection::BufferedDirection;
@@ -54,13 +54,13 @@ class CombinedBuffer : public BufferedDirection {
   void check_sum(int64_t count) const override;
   void plan_sum(ReadMode mode) override;
   bool sum_fields(Archive& archive) override;
-  // Samples do not weigh combined updates, because a client could lie about its number of samples.
+  // The factor does not contain the number of samples, because a client could lie about that number.
   float factor(const Contribution& contribution) const {
     return static_cast<float>(contribution.gain * is.sign * contribution.weight);
   }
 
   std::vector<HeldUpdate> waiting_;
-  std::vector<WeightedUpdate> terms_;  // the updates of the planned step
+  std::vector<WeightedUpdate> terms_;  // all updates of the planned step
   std::unique_ptr<Desks> desks_;
 };
 

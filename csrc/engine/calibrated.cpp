@@ -48,7 +48,7 @@ Outcome CalibratedDirection::plan(const Contributions& contributions, bool, Read
   versions_.push_back(contribution.start);
   next_.outcome = static_cast<int64_t>(versions_.size()) == setting_.capacity ? Outcome::kStep : Outcome::kKept;
   next_.terms.clear();
-  double distinct = 0.0;  // the sum of the shares of each client's latest update
+  double distinct = 0.0;  // the sum of the shares of each client's latest update in this round
   for (const FreshUpdate& fresh : fresh_)
     distinct += fresh.client == contribution.client ? contribution.share : fresh.share;
   if (!next_.known) distinct += contribution.share;
@@ -78,7 +78,7 @@ void CalibratedDirection::run(Runner& runner, const Optimizer& optimizer) {
   direction.weight = next_.contribution.share * is.sign;
   direction.row = {rows_.format, rows_.row(next_.read), rows_.row(next_.write), key};
   direction.row.coded =
-      rows_.packed_at(const_cast<void*>(row_in(next_.contribution, rows_.format)));  // only read, despite the cast
+      rows_.packed_at(const_cast<void*>(row_in(next_.contribution, rows_.format)));  // the kernel only reads this row
   direction.buffer.acc = held_.empty() ? nullptr : acc_;
   direction.buffer.out = acc_;
   if (next_.outcome == Outcome::kKept) {

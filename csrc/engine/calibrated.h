@@ -1,6 +1,6 @@
-// The direction of buffered updates that are calibrated by each client's previous update (CA2FL). The rows from the
-// start of a round stay in place until the step. New rows of the round go to spare slots. The step makes the new rows
-// the clients' rows, without moving data.
+// The direction of CA2FL: buffered updates, each calibrated by its client's previous update, which is stored as a row.
+// During a round the rows from before the round stay in their slots, and new rows go to spare slots. The step then
+// gives the new slots to the clients. No row is moved.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ class CalibratedDirection : public DirectionState, public RowKeeper {
  public:
   struct Setting {
     int64_t clients, capacity;
-    bool from_start;  // whether a client's second answer in a round is calibrated with its row from the round's start
+    bool from_start;  // true: all of a client's answers use its row from before the round; false: its newest row
   };
   CalibratedDirection(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
                       std::shared_ptr<Resummation> resummation);
@@ -40,8 +40,8 @@ class CalibratedDirection : public DirectionState, public RowKeeper {
   uint64_t seed_;
   float *sum_, *acc_;
   std::shared_ptr<Resummation> resummation_;
-  std::vector<int32_t> slots_;      // by client: the slot of its row at the start of the round; negative: none
-  std::vector<FreshUpdate> fresh_;  // rows of this round, in the order of the clients' first updates
+  std::vector<int32_t> slots_;      // by client: the slot of the row from before the round; negative: no row
+  std::vector<FreshUpdate> fresh_;  // the rows of this round, in the order of the clients' first answers
   std::vector<int32_t> free_;
   std::vector<float> weights_;  // by slot: the row's weight in the sum
   std::vector<int64_t> held_;

@@ -7,8 +7,8 @@
 namespace fastagg::engine {
 namespace {
 
-// Numbers of 2^63 and above are stored as names with this first byte. UTF-8 text never contains this byte, so no
-// client's name equals such a number.
+// An id that is a number of 2^63 or more is stored as a name that begins with this byte. UTF-8 text never contains the
+// byte, so no client's name is equal to such a stored number.
 constexpr char kLargeNumber = '\xff';
 constexpr int32_t kNone = -1;
 
@@ -18,7 +18,8 @@ std::string key_of(const ClientId& id) {
 
 }  // namespace
 
-// Mixes the bits, so that consecutive numbers, or multiples of a power of two, are spread over the index.
+// Returns the index entry where the search for a number begins. The bits are mixed, so that consecutive numbers and
+// multiples of a power of two are spread over the index.
 size_t Clients::home(int64_t number) const {
   uint64_t mixed = static_cast<uint64_t>(number) * 0x9e3779b97f4a7c15u;
   mixed = (mixed ^ mixed >> 32) * 0xd6e8feb86659fd93u;
@@ -56,7 +57,7 @@ int64_t Clients::token(int64_t place) const {
 
 namespace {
 
-// The marks of two different numbers are equal for one pair in 2^32. 0 is reserved for "no client".
+// Two different ids have the same mark with a probability of 2^-32. 0 is reserved for "no client".
 template <typename Id>
 uint32_t marked(const Id& id) {
   const uint64_t bits = std::hash<Id>{}(id);
@@ -83,7 +84,8 @@ ClientId Clients::at(int64_t place) const {
   return {ClientId::kLarge, static_cast<int64_t>(std::stoull(name.substr(1))), {}};
 }
 
-// The index contains only numbers, never the address of a name's entry. So comparing with `ids_` is enough.
+// Doubles the index. Only clients whose ids are numbers are in the index. Their entries of `ids_` are numbers, never
+// addresses, so `entry_of` may compare the entries with a number.
 void Clients::grow() {
   std::vector<int32_t> before(index_.empty() ? 16 : 2 * index_.size(), kNone);
   before.swap(index_);
@@ -127,7 +129,7 @@ void Clients::remove(int64_t place) noexcept {
   if (named_[static_cast<size_t>(place)]) {
     names_.erase(names_.find(name_at(place).first));
   } else {
-    // An entry behind the gap that could no longer be found is moved into the gap.
+    // A search ends at an empty entry. So a later entry is moved into the gap if a search for it would end at the gap.
     const size_t mask = index_.size() - 1;
     size_t gap = entry_of(own);
     for (size_t next = (gap + 1) & mask; index_[next] != kNone; next = (next + 1) & mask) {
@@ -144,7 +146,7 @@ void Clients::remove(int64_t place) noexcept {
 }
 
 int64_t Clients::nbytes() const {
-  // A map takes two words for each entry besides its pair, and a word for each bucket.
+  // std::unordered_map takes two words for each entry besides key and value, and a word for each bucket.
   const size_t entry = sizeof(std::string) + sizeof(int64_t) + 2 * sizeof(void*);
   return static_cast<int64_t>(ids_.size() * sizeof(int64_t) + named_.size() / 8 + index_.size() * sizeof(int32_t) +
                               names_.size() * entry + (names_.empty() ? 0 : names_.bucket_count() * sizeof(void*)));

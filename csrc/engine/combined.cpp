@@ -1,3 +1,4 @@
+// CombinedBuffer (buffers.h): the buffer of robust rules, which stores every update of a round.
 #include "../math/combine.h"
 #include "buffers.h"
 
@@ -43,7 +44,7 @@ void CombinedBuffer::commit() noexcept {
 
 bool CombinedBuffer::sum_fields(Archive& archive) {
   held_fields(archive, waiting_, *memory_);
-  const bool summed = archive.vector("acc", {}, setting_.size, false);  // only other buffers have a sum
+  const bool summed = archive.vector("acc", {}, setting_.size, false);  // only the state of a SummedBuffer has a sum
   if (!archive.loads) return true;
   if (summed || waiting_.size() != round.versions.size()) return false;
   for (HeldUpdate& held : waiting_) {

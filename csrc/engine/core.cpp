@@ -33,7 +33,7 @@ Core::Core(const Settings& chosen, std::shared_ptr<DirectionState> along, const 
       model(std::move(first)) {
   direction->is.place = &place;
   ledger.participation.policy = settings.participation;
-  const InOrder order(place);  // work on the caller's stream has made the model
+  const InOrder order(place);  // the caller's stream may still write the first model
   if (place.device && !steps_in_python())
     place.device->load(optimizer.planned(0, optimizer.settings.lr, model.current, model.current), *direction);
 }
@@ -57,8 +57,8 @@ Ledger::TaskReference Core::find(const Answer& answer) const {
   return task;
 }
 
-// Replaces the bounds, which otherwise only grow, by measured values. Measuring takes a pass over the vectors, and is
-// rarely needed.
+// Replaces the bounds of the model and the moments by measured values. Without measuring, the bounds only grow.
+// Measuring reads every element, but is rarely needed.
 void Core::measure() {
   const InOrder order(place);
   const auto of = [&](const store::Vector& vector) {

@@ -19,16 +19,16 @@
 namespace fastagg::engine {
 
 struct Settings {
-  int64_t size = 0;                      // the elements of the model's vector
-  int64_t clients = -1;                  // ids are 0..clients-1; negative: any id
-  double clip_norm = 0.0;                // the largest norm of an update; 0: no clipping
-  bool weighs_by_samples = false;        // whether an update's weight in a mean is its client's number of samples
+  int64_t size = 0;                      // the number of elements of the model's vector
+  int64_t clients = -1;                  // the ids are 0..clients-1; negative: any id
+  double clip_norm = 0.0;                // a larger update is clipped to this norm; 0: no clipping
+  bool weighs_by_samples = false;        // true: an update's weight in a mean is its number of samples; false: it is 1
   double max_samples = kHeaviest;        // a larger number of samples counts as this number
-  double largest_model = kLargestModel;  // the largest number in the model's own types
-  int32_t local_steps = 0;               // the local steps of a task by default; 0: clients are not told
-  bool keeps_versions = false;           // whether every version that a client may answer is kept
-  bool closes_early = false;             // whether `close_round` steps along the updates so far
-  bool folds = false;                    // whether several trained models may be added in one pass
+  double largest_model = kLargestModel;  // the largest finite number of the model's own type
+  int32_t local_steps = 0;               // the default number of local steps of a task; 0: clients are not told
+  bool keeps_versions = false;           // whether each version is kept while a client may answer that version
+  bool closes_early = false;             // whether `close_round` ends rounds that are not full; false: never
+  bool folds = false;                    // whether several answers may be added in one pass
   Participation::Policy participation;
   Staleness staleness;
 };
@@ -50,16 +50,16 @@ class Core {
   Ledger ledger;
   const Place place;
   const std::unique_ptr<Inspector> inspector;
-  const std::shared_ptr<Extension> extension;  // may be null
+  const std::shared_ptr<Extension> extension;  // null: the rule needs none
   std::shared_ptr<store::RowCut> cut;
   Model model;
-  double enough_since =
-      std::numeric_limits<double>::quiet_NaN();  // when the round had enough updates, by the ledger's clock
+  double enough_since = std::numeric_limits<double>::quiet_NaN();  // the time, by the leases' clock, when the round got
+                                                                   // enough updates; NaN: not yet
   TransactionScratch scratch;
-  int64_t misformed = 0;                   // the number of counted answers that looked like another form than stated
-  const Answer* last_misformed = nullptr;  // such an answer of the transaction that has just ended; null: none
+  int64_t misformed = 0;                   // how many counted answers looked like another form than stated
+  const Answer* last_misformed = nullptr;  // the last such answer that is not reported yet; null: none
 
-  // The norm to which updates are clipped. 0: no clipping.
+  // Returns the norm to which larger updates are clipped. 0: no clipping.
   double clip_norm() const { return direction->is.privacy ? direction->is.privacy->clip() : settings.clip_norm; }
   bool steps_in_python() const { return extension && extension->asks.step; }
   bool prepares(const Answer& answer) const {
@@ -68,11 +68,11 @@ class Core {
   // Finds the task that an answer refers to. Throws Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation,
   // kAlreadyCounted, kOtherClient.
   Ledger::TaskReference find(const Answer& answer) const;
-  // Makes the caller's stream wait for all of the device's work so far.
+  // Makes later work on the caller's stream wait for the device's work so far.
   void follow() const {
     if (place.device) place.device->follow();
   }
-  void measure();  // computes new bounds from the elements themselves
+  void measure();  // replaces the bounds by measured values
 };
 
 }  // namespace fastagg::engine

@@ -1,11 +1,12 @@
-// A direction: it stores a state, such as a sum of the updates so far, and makes steps from updates.
+// The interface of directions. A direction turns clients' updates into the vector along which the optimizer steps. For
+// this it stores a state, such as the sum of the updates so far.
 //
-// A step takes three calls. `plan` may refuse, and reserves all that is needed without a visible change. `run` calls
-// kernels, which cannot fail. `commit` moves the planned state into place, and cannot fail either. On a device `run`
-// only collects kernels, which may still fail to start. `cancel` then undoes `run`.
+// The engine makes three calls. `plan` may refuse the updates, and allocates memory without a visible change. `run`
+// calls kernels. `commit` makes the planned state the current one. On the CPU `run` and `commit` cannot fail. On a
+// device `run` only collects kernels. If these kernels do not start, `cancel` undoes `run`.
 //
-// `is` holds facts about a direction. It also points to the interfaces that only some directions have: Sums (a buffer)
-// and RowKeeper (a row for each client).
+// `is` has the properties of a direction, and pointers to the interfaces that only some directions have: Sums (a
+// buffer) and RowKeeper (a row for each client).
 #pragma once
 
 #include <cmath>
@@ -23,40 +24,41 @@ class Tensors;
 
 namespace fastagg::engine {
 
-// The interface of buffers: directions that sum updates, so that an update waits for others.
+// The interface of buffers. These directions collect several updates for a step.
 class Sums {
  public:
-  bool folds = false;     // whether several updates may be added in one pass
-  int64_t majority = -1;  // the client that sent more than half of the last step's updates; -1: none
-  std::vector<double> shares;
+  bool folds = false;          // whether several updates may be added in one pass
+  int64_t majority = -1;       // the place of the client that sent more than half of the last step's updates; -1: none
+  std::vector<double> shares;  // the combiner's weights of the planned step's updates; empty: no combiner
 
-  // How many more updates make a step. A leaf's sum may have more updates than that.
+  // Returns how many more updates complete a step. A leaf server's sum may have more updates than that.
   virtual int64_t room() const = 0;
-  // The seconds for which a round with enough updates waits for more. Infinity: the round has too few updates, or never
-  // ends by time. The argument is the number of updates that wait elsewhere.
+  // Returns for how many seconds a round with enough updates waits for more. Infinity: the round has too few updates,
+  // or never ends by time. The argument is the number of further updates that an OrderedDirection stores.
   virtual double grace(int64_t) const { return HUGE_VAL; }
-  // Whether a round must end before a sum of this many updates is added.
+  // Whether the round must end before a leaf server's sum of this many updates is added.
   virtual bool closes_before(int64_t) const { return false; }
-  // The sum of the waiting updates' weights.
+  // Returns the sum of the shares of the round's updates so far.
   virtual double total() const { return 0.0; }
-  // The planned sum, if the step uses nothing but the sum. Its memory may become the next version. Then `hand_over` is
-  // called after `commit`.
+  // Returns the planned sum, if the step uses no other vector. The sum's memory may then become the next version. In
+  // this case `hand_over` is called after `commit`.
   virtual store::Vector along() const { return {}; }
   virtual void hand_over() noexcept {}
-  // Adds the planned models or updates to memory that nobody reads. Writes the updates' sums of squares to the
-  // argument, which is null for models. Returns how many come before the first invalid one, which is not finite or has
-  // too large an element. If all are valid, `run` and `commit` may follow.
+  // Adds the planned models or updates to memory that nobody reads, or only checks them if `run` adds them in place.
+  // Writes the updates' sums of squares to the argument, which is null for models. An update is invalid if it is not
+  // finite. A model is invalid if its difference from the base has an element that is too large. Returns how many
+  // models or updates precede the first invalid one. If all are valid, `run` and `commit` may follow.
   virtual size_t fold(std::vector<double>*) { return 0; }
 
  protected:
   ~Sums() = default;
 };
 
-// The interface of directions with rows, for checkpoints and devices.
+// The interface of directions that store a row for each client. Checkpoints and devices use this interface.
 class RowKeeper {
  public:
-  int format = kPlainRows;  // the rows' format, even if only clients store the rows
-  virtual int64_t writes(int64_t) const { return -1; }
+  int format = kPlainRows;                              // the format of the rows, even if only clients store them
+  virtual int64_t writes(int64_t) const { return -1; }  // the slot to which the client's next row is written; -1: none
 
  protected:
   ~RowKeeper() = default;
@@ -69,18 +71,18 @@ class DirectionState {
  public:
   struct Traits {
     double sign = 1.0;        // the factor with which an update is added to the model
-    bool immediate = false;   // whether a step uses one update, whose weight scales the step
-    double divisor = 0.0;     // if > 0, the update's share / divisor also scales the step
-    bool blends = false;      // whether steps read the versions that updates were trained from
-    bool reads_once = false;  // whether `run` may find one update's norm, and write only to memory that nobody reads
+    bool immediate = false;   // whether every update makes a step, scaled by the update's weight
+    double divisor = 0.0;     // if positive, immediate steps are also scaled by the update's share / divisor
+    bool blends = false;      // whether a step reads the version that its update was trained from
+    bool reads_once = false;  // whether ReadMode::kReadOnce is allowed
     bool keeps = false;       // whether updates are stored until their round is complete
-    bool combines = false;    // whether updates are combined in another way than by their sum
+    bool combines = false;    // whether a Combiner combines the updates
     Sums* sums = nullptr;
     RowKeeper* rows = nullptr;
-    Freshness* ages = nullptr;  // the ages of clients' information (ACED)
+    Freshness* ages = nullptr;  // the ages of clients' rows (ACED); null: rows have no ages
     Privacy* privacy = nullptr;
-    const Place* place = nullptr;     // the server's place; `plan` may use its runner
-    cpu::Tensors* tensors = nullptr;  // computes the sums over tensors that steps need
+    const Place* place = nullptr;     // where the server runs; `plan` may use the runner
+    cpu::Tensors* tensors = nullptr;  // computes sums over each tensor (HeLoCo); null: not needed
   };
   Traits is;
 
@@ -89,44 +91,44 @@ class DirectionState {
   DirectionState(const DirectionState&) = delete;
   DirectionState& operator=(const DirectionState&) = delete;
 
-  // Refuses answers that this direction never takes.
+  // Refuses an answer that this direction cannot use. Arguments: the client, the answered version, the current version.
   virtual void check(const ClientId&, int64_t, int64_t) const {}
-  // Plans the effect of these updates, in order. Only a buffer takes several updates at a time. `closes`: make a step
-  // even if the round is not full. With kReadOnce the norm is not known yet. `run` then writes only to memory that
-  // nobody reads, and to moments. `measured` is called between `run` and `commit`, with the norm.
+  // Plans the effect of these updates, in order. Only buffers plan several updates at a time. `closes`: whether to make
+  // a step even if the round is not full. With ReadMode::kReadOnce the norm is not known yet. Then `run` writes only to
+  // memory that nobody reads, and `measured` is called with the norm between `run` and `commit`.
   virtual Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) = 0;
   virtual void measured(const Contributions&) {}
-  // `optimizer` steps if and only if `plan` returned a step. Allocates nothing.
+  // `optimizer` steps if and only if `plan` returned a step. Allocates nothing after the first kernel.
   virtual void run(Runner& runner, const Optimizer& optimizer) = 0;
   virtual void commit() noexcept = 0;
   virtual void cancel() noexcept {}
 
-  // Whether this many more updates make a step.
+  // Whether `count` more updates complete a step.
   bool would_step(int64_t count) const { return is.sums == nullptr || count >= is.sums->room(); }
-  // The updates whose statistics count now: `contributions`, or earlier updates as well.
+  // Returns the updates whose statistics count with this plan: `contributions`, or all updates of an ordered round.
   const Contributions& counted(const Contributions& contributions) const {
     return counted_ != nullptr ? *counted_ : contributions;
   }
-  // The scale of an immediate step.
+  // Returns the factor of an immediate step that follows from the update's share.
   double scale(const Contribution& contribution) const {
     return is.divisor > 0.0 ? contribution.share / is.divisor : 1.0;
   }
-  // About the plan: the versions that the step's updates were trained from, and bounds on the elements of the direction
-  // and of the updates or sums that this state stores.
+  // Properties of the plan: the versions that the step's updates were trained from, a bound on the direction's
+  // elements, and a bound on the elements of the updates or sums that are stored.
   const std::vector<int64_t>& versions() const { return versions_; }
   virtual double bound() const { return bound_; }
   double kept_bound() const { return kept_bound_; }
-  // The most that a step of lr times the direction adds to the largest magnitude among all versions' elements.
+  // Returns a bound on how much a step of lr times the direction increases the largest magnitude in all versions.
   virtual double growth(double lr) const { return std::abs(lr) * bound(); }
 
-  // Saves or loads the state. Vectors and rows that Python has made are saved in Python.
+  // Saves or loads the state, without the vectors and rows that Python allocated. Python saves those.
   virtual void fields(Archive& archive) = 0;
   virtual int64_t nbytes() const { return 0; }
 
   double model_bound = 0.0;  // a bound on the elements of the model and of kept versions
 
  protected:
-  const Contributions* counted_ = nullptr;  // null: the contributions that were passed in
+  const Contributions* counted_ = nullptr;  // null: the planned contributions
   std::vector<int64_t> versions_;
   double bound_ = 0.0, kept_bound_ = 0.0;
 };

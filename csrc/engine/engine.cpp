@@ -1,4 +1,4 @@
-// A server's operations, and their replay from the log.
+// Implements a server's operations, and executes the operations of a log again.
 #include "engine.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kOverdueAtATime = 8;  // how many overdue tasks one call ends, which limits the call's time
+constexpr int64_t kOverdueAtATime = 8;  // the most overdue tasks that `dispatch` ends, so that no call takes long
 
 log::Operation operation_of(log::OperationKind kind, const ClientId& client, int64_t version) {
   log::Operation made;
@@ -46,8 +46,8 @@ Model::SentModel Engine::sent_now(int format) {
                   "format: this rule compares an update with the version that was sent, and its client had a rounded "
                   "one; send it as it is");
   const store::Vector from = sent_now(kAsItIs).model;
-  const bool same =
-      format >= 0 && wire_facts(format).row == kHalfRows && from.dtype == kBFloat16;  // no rounding is needed
+  const bool same = format >= 0 && wire_facts(format).row == kHalfRows &&
+                    from.dtype == kBFloat16;  // the version already has the type of this format
   Model::SentModel made{same ? from : place.memory->vector(settings.size),
                         store::Encoded::make(format, 0, settings.size, 0)};
   cpu::encode(store::update_of(from, settings.size), *made.encoded,
@@ -56,7 +56,7 @@ Model::SentModel Engine::sent_now(int format) {
   return model.sent[format] = made;
 }
 
-// Returns the look-ahead: the model after one more step of the momentum.
+// Returns the look-ahead: the current model after one more step along the momentum.
 store::Vector Engine::ahead_now() {
   const double rate = optimizer.ahead();
   const store::Vector made = place.memory->vector(settings.size, model.current.dtype);
@@ -194,7 +194,7 @@ void Engine::limit(const Limits& limits) {
   ledger.leases.limits = limits;
   ledger.renew();
   enough_since = std::nan("");
-  is_due();  // starts the clock of a restored round
+  is_due();  // starts the clock if a restored round has enough updates
 }
 
 // -- answers ---------------------------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
         result.misformed = answer->client;
         told_misformed_ = true;
       }
-      is_due();  // starts the round's clock
+      is_due();  // starts the clock if the round has enough updates now
       for (size_t i = 0; i < taken; ++i)
-        next[i].copy.reset();  // so that the next answer is copied to memory that is still in a cache
+        next[i].copy.reset();  // so that the next answer is copied to the same memory, which is still in a cache
     }
   } catch (const Refusal& refused) {
     result.refused = refused;
@@ -230,14 +230,14 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
   return result;
 }
 
-// Takes as many answers as one pass can take, at least one. Returns how many.
+// Executes the first answers: as many as one pass can take, at least one. Returns how many were executed.
 size_t Engine::take(Answer* answers, size_t count) {
   for (size_t group = BatchTransaction::capacity(*this, answers, count); group > 0;) {
     BatchTransaction batch(*this, answers, group);
     if (batch.execute()) return batch.fit();
     group = batch.fit();
   }
-  // If the rule says so, a round without room for this sum ends first.
+  // If `closes_before` is true, the round has no room for this sum, and ends before the sum is added.
   const Sums* const sums = direction->is.sums;
   if (answers->kind == Answer::kSum && sums && sums->closes_before(answers->count)) {
     AnswerTransaction(*this, *answers).check();
@@ -264,7 +264,7 @@ bool Engine::close_round(Receipt* receipt, bool if_due) {
     return RoundEndTransaction(*this, *receipt).execute();
   } catch (const Refusal& refused) {
     if (!if_due || refused.why != Why::kTooLarge) throw;
-    return false;  // the caller goes on with its own work, and the round stays open
+    return false;  // with `if_due` this is no error: the round stays open
   }
 }
 
@@ -283,7 +283,7 @@ void Engine::execute(const log::Operation& operation, Answer* answer) {
     case log::kAnswer: {
       const int64_t before = misformed;
       AnswerTransaction(*this, *answer).execute();
-      misformed = before, last_misformed = nullptr;  // the answer was reported when it first came
+      misformed = before, last_misformed = nullptr;  // a misformed answer was reported when it first came
       return;
     }
     case log::kDispatch:

@@ -1,5 +1,5 @@
-// A sum of fp32 numbers that never rounds. So a number that was added and removed again leaves no error, however often
-// this happens. The sum is an integer of 320 bits, in units of the smallest float.
+// An exact sum of fp32 numbers that are not negative. A number that is added and later removed leaves no rounding
+// error. The sum is stored as an integer of 320 bits, in units of the smallest positive float.
 #pragma once
 
 #include <cmath>
@@ -32,7 +32,7 @@ class ExactSum {
  private:
   static constexpr int kLimbs = 5, kSmallest = 149;
 
-  // `value` >= 0. A removed value must have been added before.
+  // `value` must not be negative. A value that is removed must have been added before.
   void change(float value, bool negative) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);

@@ -1,5 +1,5 @@
-// The interface of rules that are written in a host language, and of the host language's state. csrc/bindings has the
-// only implementation. An extension runs before anything has changed. It returns its own changes as a `Change`, which
+// The interface to rules and state in a host language. csrc/bindings has the only implementation, for Python. The
+// engine calls an extension only before a commit. The extension returns changes of its own state as a `Change`, which
 // the commit carries out.
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace fastagg::engine {
 
-// Changes of pointers, and of numbers, in memory that the host language also sees. The commit only exchanges values, so
-// it does not call the host language. The old values are released when the Change dies, after everything has changed.
+// New values of pointers and numbers in memory that the host language also reads. `commit` only exchanges old and new
+// values, so it does not call the host language. The old values are released with the Change, after the commit.
 class Change {
  public:
   virtual ~Change() = default;
@@ -27,53 +27,53 @@ class Change {
     for (auto& [place, value] : pointers) value = __atomic_exchange_n(place, value, __ATOMIC_ACQ_REL);
     for (auto& [place, value] : numbers) __atomic_store_n(place, value, __ATOMIC_RELEASE);
   }
-  store::Owner state;  // the new state of the model besides its vector; empty: unchanged
+  store::Owner state;  // the model's new running statistics; empty: unchanged
 
  protected:
   std::vector<std::pair<void**, void*>> pointers;
   std::vector<std::pair<int64_t*, int64_t>> numbers;
 };
 
-// The extension's results for an update, before its step is planned. All results are optional.
+// The extension's answer to a Question. All results are optional.
 struct Findings {
   std::optional<double> norm;  // the update's norm
   std::optional<double> weight, share;
   std::optional<double> reported_norm, reported_weight;  // for the receipt, if the step uses other values
-  std::optional<double> gain;                            // the factor of the clipping that the extension has done
-  bool drops = false;                                    // whether the update counts as answered and changes nothing
-  bool waits = false;                                    // whether only `change` uses the update, and no step
-  bool finishes = false;                                 // whether `change` works on the next version
+  std::optional<double> gain;                            // the factor with which the extension has clipped the update
+  bool drops = false;                                    // true: the answer counts, and its update changes nothing
+  bool waits = false;                                    // whether only `change` uses the update; no step is planned
+  bool finishes = false;                                 // whether `change` changes the next version (Change::finish)
   int32_t next_steps = 0;                                // the client's next number of local steps; 0: unchanged
-  std::optional<Update> update;                          // the vector to step along, instead of the update
-  store::Owner owner;                                    // the owner of the vector's memory
+  std::optional<Update> update;                          // the vector that replaces the update; none: no vector does
+  store::Owner owner;                                    // the owner of the memory of `update`
   std::unique_ptr<Change> change;
 };
 
-// An update about which the extension is asked, and the state that a rule may need. The extension may keep a Question.
+// An update, and the state that a rule may need (for Extension::prepare). The extension may keep a Question.
 struct Question {
   ClientId client;
-  int64_t version, now;  // the version that the update was trained from; the server's version
+  int64_t version, now;  // the version that the update was trained from, and the server's current version
   int32_t local_steps;
-  double norm, share;  // the update's norm before clipping; its share in a mean
-  int64_t room;        // how many updates make a step, including this one; 0: no buffer
+  double norm, share;  // `norm`: the update's norm before clipping; `share`: the update's weight in a mean
+  int64_t room;        // how many updates complete the step, including this one; 0: the rule has no buffer
   double total;        // the sum of the shares of the updates in the buffer
   Update update;
   store::Owner owner;
   store::Vector model;    // the current model
-  store::Vector kept;     // the data kept for the version `version`
-  store::Vector control;  // vectors that came besides the update,
-  int64_t control_size;   // with this many elements
+  store::Vector kept;     // the model of `version`, if it is kept; otherwise empty
+  store::Vector control;  // more vectors of the client (Answer::control)
+  int64_t control_size;   // the number of elements of `control`
   std::shared_ptr<const ReportedStatistics> reported;
   store::Owner extra;
 };
 
-// The BatchNorm statistics of an answer: `reported`, or `extra` in a form that only the extension knows. If both are
-// null, the client sent none.
+// A client's BatchNorm statistics: `reported`, or `extra` in a form that only the extension knows. If both are null,
+// the client sent none.
 struct Statistics {
   const ReportedStatistics* reported;
   const void* extra;
-  double share;  // the answer's share in the mean of statistics
-  double gain;   // the factor of the statistics' change (clipping)
+  double share;  // the answer's weight in the mean of statistics
+  double gain;   // the clipping factor of the change of the statistics
 };
 
 struct Bounds {
@@ -85,17 +85,17 @@ class Extension {
  public:
   virtual ~Extension() = default;
 
-  // Which of the methods below are called. The choice is fixed for a server.
+  // Which of the methods below the engine calls. The choice is fixed for a server.
   struct Callbacks {
-    bool prepare = false;     // true: for every update; false: only for one with a control variate or extra data
-    bool step = false;        // whether the optimizer is the extension's
+    bool prepare = false;     // true: for every update; false: only for an update with a control variate or extra data
+    bool step = false;        // whether the extension's optimizer makes the steps
     bool statistics = false;  // whether the model has running statistics
-    bool bounds = false;      // whether vectors are on a device, so that the extension measures them
+    bool bounds = false;      // whether the extension measures bounds, because vectors are on a device
   };
   Callbacks asks;
 
   virtual Findings prepare(Question question) = 0;
-  // Returns the weight from a user's own staleness policy. None: the update is dropped.
+  // Returns the weight of an update by a user's own staleness policy. None: the update is dropped.
   virtual std::optional<double> weight(int64_t delay) = 0;
   virtual double rate(double lr, const std::vector<int64_t>& delays) = 0;
   struct StepResult {
@@ -103,8 +103,8 @@ class Extension {
     std::unique_ptr<Change> change;
   };
   virtual StepResult step(const store::Vector& direction, const store::Vector& model, double lr, int64_t round) = 0;
-  // Returns the model's statistics after these updates, in order. `outcome`: the updates made a step ("step"), an empty
-  // step ("drop") or no step ("keep"). `shares`: of all updates of a step, including earlier ones (Sums::shares).
+  // Returns the change of the model's statistics by these updates, in order. `outcome`: the updates made a step
+  // ("step"), an empty step ("drop") or no step ("keep"). `shares`: the weights of the step's updates (Sums::shares).
   virtual std::unique_ptr<Change> statistics(const std::vector<Statistics>& updates, const std::vector<double>& shares,
                                              const char* outcome) = 0;
   virtual Bounds bounds(const store::Vector& model, const OptimizerState& optimizer) = 0;

@@ -34,7 +34,7 @@ DeviceUpdate::DeviceUpdate(const Wire& from, store::Vector bytes_) : sent(std::m
 HeldUpdate moved(const HeldUpdate& held, store::Memory& memory, bool there) {
   HeldUpdate made;
   made.by = held.by;
-  constexpr int64_t kWord = 4;  // pieces begin at multiples of this
+  constexpr int64_t kWord = 4;  // each piece begins at a multiple of this many bytes
   const int64_t room = held.nbytes() + kWord * static_cast<int64_t>(held.update.pieces.size());
   const store::Vector bytes = there ? memory.bytes(room) : store::new_vector(room / kWord + 1);
   const auto move = [&](void* to, const void* from, int64_t nbytes) {

@@ -1,4 +1,4 @@
-// An update that waits for its round in the form in which it came: in its own type, or encoded.
+// An update that is stored until its round ends. The update keeps the form in which it came: its own type, or encoded.
 #pragma once
 
 #include <vector>
@@ -13,8 +13,8 @@ struct Contribution;
 
 struct HeldUpdate {
   Update update;
-  store::Owner owner;  // the owner of the numbers, which nobody writes to any more
-  float by = 1.0f;     // the update's factor
+  store::Owner owner;  // the owner of the update's memory, to which nobody writes any more
+  float by = 1.0f;     // the number by which the update is multiplied in its round
 
   int64_t nbytes() const;
 };
@@ -25,14 +25,14 @@ struct DeviceUpdate : DeviceWire {
   DeviceUpdate(const Wire& from, store::Vector bytes);
 };
 
-// Copies the update to the device's memory if `there`, otherwise from the device's memory to the host's.
+// Copies the update from the host to `memory` if `there`, otherwise from `memory` to the host. `memory` is a device's.
 HeldUpdate moved(const HeldUpdate& held, store::Memory& memory, bool there);
 
-// Takes over an answer's update in the form in which it came. `by` is the update's factor.
+// Moves the update out of the contribution's answer, in the form in which it came. `by` is the update's factor.
 HeldUpdate taken(const Contribution& contribution, float by) noexcept;
 
 int64_t nbytes_of(const std::vector<HeldUpdate>& all);
-// Saves or loads a state's waiting updates. Loaded updates are in host memory.
+// Saves or loads the stored updates of a direction. Loaded updates are in host memory.
 void held_fields(Archive& archive, std::vector<HeldUpdate>& all, store::Memory& memory);
 
 // Returns a bound on the magnitudes of `held`'s elements, multiplied by its factor. Throws std::invalid_argument if

@@ -1,6 +1,6 @@
-// The ids of tasks, and the outcomes of the last tasks that ended. An id is a number of 63 bits, at least 1. In each
-// life of a server (from one start or load to the next) ids begin at a random number of 62 bits, and count up. So two
-// lives with n tasks together share an id with a probability of n / 2^62, which is 2e-9 for 10^10 tasks.
+// The ids of tasks, and the outcomes of the last tasks that ended. An id is a number of 63 bits, at least 1. A life of
+// a server lasts from one start or load to the next. In each life, ids begin at a random number of 62 bits, and count
+// up. So two lives with n tasks together share an id with a probability of n / 2^62, which is 2e-9 for 10^10 tasks.
 #pragma once
 
 #include <algorithm>
@@ -12,31 +12,31 @@ namespace fastagg::engine {
 
 class Ids {
  public:
-  // How many outcomes are remembered.
+  // The number of ended tasks whose outcomes are remembered.
   static constexpr size_t kRemembered = 16384;
-  // How many lives' ids are recognised as this server's.
+  // The number of lives whose ids are recognised as ids of this server.
   static constexpr size_t kLives = 1024;
 
-  // The end of a task. `packed` >= 0 holds the server's version after the answer, and whether the answer changed the
-  // model. A negative `packed` holds the task's version, and why the task ended without an answer. A checkpoint stores
-  // no client, no age, and -1 for every negative `packed`.
+  // How a task ended. If an answer counted, `packed` is at least 0, and has the server's version after the answer and
+  // whether the answer changed the model. Otherwise `packed` is negative, and has the task's version and the reason. A
+  // checkpoint stores neither client nor age, and stores -1 for every negative `packed`.
   enum EndReason { kUnknown, kGivenUp, kLease, kDelay };
   struct EndedTask {
     int64_t id = 0;
     int64_t packed = kUncounted;
     uint32_t client = 0;  // the client's mark (Clients::mark); 0: unknown
-    uint32_t age = 0;     // for an answered task: version() minus the version that was sent
+    uint32_t age = 0;     // for a counted answer: version() minus the task's version
     bool counted() const { return packed >= 0; }
     int64_t version() const { return packed >> 1; }
     bool applied() const { return (packed & 1) != 0; }
     int64_t sent() const { return counted() ? version() - age : (-1 - packed) >> 2; }
     EndReason why() const { return static_cast<EndReason>((-1 - packed) & 3); }
   };
-  static constexpr int64_t kUncounted = -1;  // the task was forgotten, or its time was over
+  static constexpr int64_t kUncounted = -1;  // as `packed`: the task ended without an answer, for an unknown reason
   static int64_t pack(int64_t version, bool applied) { return version << 1 | static_cast<int64_t>(applied); }
   static int64_t unanswered(int64_t version, EndReason why) { return -1 - (version << 2 | why); }
 
-  // Begins the life with this number, which may continue an earlier life. The next ids are that life's.
+  // Begins a life. The first id follows from `number`. The number of an earlier life continues that life.
   void begin(uint64_t number) {
     const auto first = static_cast<int64_t>(number >> 1 & kBegins) + 1;
     lives_.reserve(lives_.size() + 1);
@@ -51,13 +51,13 @@ class Ids {
   }
 
   int64_t next() const { return lives_.empty() ? 1 : lives_.back().next; }
-  // Makes room for one more id, and for the outcome of one more task besides `open` ones.
+  // Makes room for one more id, and for the outcomes of `open` + 1 more tasks. Then `use` and `end` do not allocate.
   void reserve(size_t open) {
     lives_.reserve(lives_.size() + 1);
     const size_t needed = std::min(kRemembered, ended_.size() + open + 1);
     if (ended_.capacity() < needed) ended_.reserve(std::min(kRemembered, 2 * needed));
   }
-  // Marks an id as used. The id may come from a log that has lost a part.
+  // Marks an id as used. An id from a log may come after a gap, because a part of the log may be lost.
   void use(int64_t id) noexcept {
     for (size_t i = lives_.size(); i-- > 0;)
       if (id >= lives_[i].first && id - lives_[i].next < kGap) {
@@ -80,12 +80,12 @@ class Ids {
       oldest_ = (oldest_ + 1) % kRemembered;
     }
   }
-  // Returns the end of a task, or null if the end is not remembered.
+  // Returns how a task ended. Null: this is not remembered.
   const EndedTask* ended(int64_t id) const {
     const auto entry = std::find_if(ended_.begin(), ended_.end(), [&](const EndedTask& task) { return task.id == id; });
     return entry == ended_.end() ? nullptr : &*entry;
   }
-  // Returns the client's last ended task of this version, or of any version if none is given. Null if there is none.
+  // Returns how the client's last task of `version` ended (empty: of any version). Null: not remembered.
   const EndedTask* last(uint32_t client, std::optional<int64_t> version) const {
     for (size_t i = ended_.size(); i-- > 0;) {
       const EndedTask& task = ended_[(oldest_ + i) % ended_.size()];
@@ -95,7 +95,7 @@ class Ids {
   }
   size_t nbytes() const { return ended_.size() * sizeof(EndedTask); }
 
-  // The state as plain numbers: (first, next) of each life, then ids and outcomes, the oldest first.
+  // The state as numbers: the first and the next id of each life, then the ids and outcomes of tasks, oldest first.
   struct State {
     std::vector<int64_t> firsts, nexts, ended, outcomes;
   };
@@ -123,12 +123,12 @@ class Ids {
 
  private:
   static constexpr uint64_t kBegins = (uint64_t{1} << 62) - 1;
-  static constexpr int64_t kGap = int64_t{1} << 40;  // more ids than a lost part of a log can have
+  static constexpr int64_t kGap = int64_t{1} << 40;  // more ids than a lost part of a log can contain
   struct Life {
     int64_t first, next;
   };
   std::vector<Life> lives_;
-  std::vector<EndedTask> ended_;  // a ring, once kRemembered tasks are in it
+  std::vector<EndedTask> ended_;  // a ring buffer once it has kRemembered entries
   size_t oldest_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// The stages of an answer before its step is planned. They find its task, read its bytes, and compute its norm and its
-// weight. Each stage may refuse the answer.
+// The stages of an answer before its step is planned. These stages find the answer's task, read the answer's bytes, and
+// compute the update's norm and weight. Each stage may refuse the answer.
 #include <algorithm>
 #include <cmath>
 
@@ -9,7 +9,8 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kLargestOverflow = int64_t{1} << 20;  // in updates; limits the memory for the updates' versions
+// A leaf server's sum may have this many updates, even if the buffer has less room. More could fill the memory.
+constexpr int64_t kLargestOverflow = int64_t{1} << 20;
 
 void weigh(const Core& of, PendingAnswer& pending) {
   Contribution& brings = pending.brings;
@@ -75,11 +76,11 @@ void Stages::find_task(PendingAnswer& pending) {
   brings.share = share_of(core_.settings, answer);
   brings.count = answer.count;
   brings.total = answer.total;
-  pending.counts = brings.share > 0.0 || sums;  // an answer without samples only takes a place in a round
+  pending.counts = brings.share > 0.0 || sums;  // an answer with 0 samples only takes a place in a round
   if (!core_.prepares(answer)) weigh(core_, pending);
 }
 
-// Checks that the answer's clients may take part. A leaf's sum counts for the clients that it names.
+// Checks that the answer's clients may take part. For a leaf server's sum these are the clients that the server names.
 void Stages::check_participants(const Answer& answer) const {
   const Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits()) return;
@@ -88,8 +89,8 @@ void Stages::check_participants(const Answer& answer) const {
   for (const ClientId& client : answer.participants) check(client);
 }
 
-// Makes places where the answer's clients are counted. Called after all checks, so that a refused answer leaves no
-// names behind.
+// Adds the answer's clients to the counts of participation. This comes after all checks, so that a refused answer adds
+// no client.
 void Stages::place_participants(PendingAnswer& pending) {
   Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits() || !pending.counts) return;
@@ -99,8 +100,8 @@ void Stages::place_participants(PendingAnswer& pending) {
   for (const ClientId& client : answer.participants) place(client);
 }
 
-// Checks by a few numbers whether the answer has the form that its sender states. The result is only reported. Numbers
-// on a device are not checked, because the host would have to wait for them.
+// Compares a few elements with the model, to check whether the answer is a trained model or an update, as the sender
+// states. The result is only reported. On a device nothing is compared, because the host would have to wait.
 void Stages::compare_form(PendingAnswer& pending) {
   const Answer& answer = *pending.answer;
   if (core_.place.device || answer.kind == Answer::kSum) return;
@@ -110,9 +111,9 @@ void Stages::compare_form(PendingAnswer& pending) {
       answer.update, store::update_of(sent ? sent : core_.model.current, core_.settings.size), is_trained);
 }
 
-// Begins the update's log record, if there is a log, and has the inspector compute the norm. On the CPU the same read
-// copies a sender's numbers: into the record, or into the engine's own memory if there is no record or the numbers are
-// still needed later. On a device the extension may compute the norm instead.
+// Begins the answer's log record, if there is a log. Then the inspector reads the update and computes its norm. On the
+// CPU the inspector also copies the elements: to the record, or to the engine's own memory if there is no record or if
+// later stages need the elements. On a device the extension may compute the norm instead.
 void Stages::inspect_update(PendingAnswer& pending) {
   Answer& answer = *pending.answer;
   const Inspector& inspector = *core_.inspector;
@@ -121,7 +122,7 @@ void Stages::inspect_update(PendingAnswer& pending) {
   inspector.inspect(pending, core_.prepares(answer));
 }
 
-// Asks the extension about an update, and then weighs and clips the update.
+// Asks the extension about an update if the rule needs that. Then computes the update's weight and clipping factor.
 void Stages::ask_extension(PendingAnswer& pending) {
   Answer& answer = *pending.answer;
   Contribution& brings = pending.brings;

@@ -1,4 +1,4 @@
-// How a CUDA device reads updates.
+// The inspector of a server on CUDA. This inspector copies updates to the device, and computes their norms there.
 #include <cmath>
 #include <cstring>
 
@@ -10,8 +10,9 @@
 namespace fastagg::engine {
 namespace {
 
-// A caller's update of at most so many bytes is kept alive until kernels have read it. For a larger update, torch has
-// been told not to reuse the memory (bindings/arrays.h). For an emulated device torch is not told.
+// An update of at most this many bytes is kept alive until kernels have read it. For a larger update the bindings have
+// told torch not to reuse the memory too early (bindings/arrays.h). With emulated CUDA torch is not told, so every
+// update is kept alive.
 #if defined(FASTAGG_CUDA_EMULATED)
 constexpr int64_t kKept = INT64_MAX;
 #else
@@ -38,7 +39,7 @@ class CudaInspector : public Inspector {
     if (!pending.record.empty() && !store::is_encoded(answer.on_host)) {
       const Update copy = update_at(pending.operation.parts);
       cpu::copy(answer.on_host, copy);
-      if (answer.in_host) answer.update = copy;  // the device gets exactly the recorded bytes
+      if (answer.in_host) answer.update = copy;  // so that the device gets exactly the recorded bytes
     }
     if (prepared && is_.keeps) take(answer);
     if (!prepared) measure(pending);
@@ -46,7 +47,7 @@ class CudaInspector : public Inspector {
   }
 
  private:
-  // Asks the device for an update's norm, and waits for it.
+  // Computes an update's norm on the device, and waits for the result.
   void measure(PendingAnswer& pending) const {
     Answer& answer = *pending.answer;
     if (answer.in_host) {
@@ -62,12 +63,12 @@ class CudaInspector : public Inspector {
     card_.queue->wait();
     if (is_.combines && answer.update.pieces.front().dtype == kDeviceEncoded) {
       auto& there = *static_cast<DeviceUpdate*>(answer.owner.get());
-      there.numbers = nullptr, there.made = {};  // the queue keeps the numbers' memory until they are read
+      there.numbers = nullptr, there.made = {};  // the queue keeps the decoded numbers until they are read
     }
     pending.norm = norm_of(sums[0]);
   }
 
-  // Computes sums over each tensor of an update, and waits for the sums.
+  // Computes sums over each tensor of an update on the device, and waits for the results.
   void sum_tensors(const Update& update, cpu::Tensors& tensors) const {
     const auto places = static_cast<int64_t>(tensors.begins().size());
     auto* const begins = reinterpret_cast<int64_t*>(parts_.data);
@@ -76,7 +77,7 @@ class CudaInspector : public Inspector {
     cuda::copy_now(tensors.parts(), sums, tensors.nbytes(), card_.where());
   }
 
-  // Copies an update that its sender may still change.
+  // Copies an update within the device's memory, because the sender may still write to the original.
   void take(Answer& answer) const {
     hold_theirs(answer);
     keep(card_, answer.update, answer.owner);
@@ -86,7 +87,7 @@ class CudaInspector : public Inspector {
     if (answer.update.size * static_cast<int64_t>(sizeof(float)) <= kKept) card_.queue->hold(answer.owner);
   }
 
-  // Copies an update from host memory to where kernels read it.
+  // Copies an update from host memory to memory that kernels read: pinned host memory if small, else the device's.
   void bring(Answer& answer) const {
     if (store::is_encoded(answer.update)) return bring_encoded(answer);
     const int64_t size = answer.update.size;
@@ -110,7 +111,7 @@ class CudaInspector : public Inspector {
     answer.update.add(there, size, kFloat32);
   }
 
-  // Sends only the encoded bytes of an update. The device decodes the bytes.
+  // Sends an encoded update to the device, which then decodes it.
   void bring_encoded(Answer& answer) const {
     const auto from = store::encoded_in(answer.update);
     const auto there = std::make_shared<DeviceUpdate>(*from, card_.memory->bytes(from->nbytes));

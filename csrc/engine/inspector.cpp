@@ -25,8 +25,9 @@ class CpuInspector : public Inspector {
 
   void inspect(PendingAnswer& pending, bool prepared) const override {
     Answer& answer = *pending.answer;
-    // An extension and an ordered round keep the numbers that they read, but the record's memory is reused. So `kept`
-    // numbers get memory of their own, and are then copied to the record. Private numbers are there already.
+    // An extension, and a direction that stores updates, keep the elements, but the record's memory is reused. So
+    // `kept` elements are copied to memory of their own, and from there to the record. Private elements are in such
+    // memory already.
     const bool copies = !answer.blob && !store::is_encoded(answer.update);
     const bool has_room = !pending.record.empty() && copies;
     const bool kept = prepared || is_.keeps || answer.is_private;
@@ -38,8 +39,8 @@ class CpuInspector : public Inspector {
   }
 
  private:
-  // Measures an update that stays where it is. Its elements may change before the step's kernel reads them again. The
-  // limit then keeps each element within the norm, so all bounds hold.
+  // Measures an update that stays where it is. The sender may change elements before the step's kernel reads them
+  // again. The kernel limits each element's magnitude to the measured norm, so all bounds hold.
   void limit(PendingAnswer& pending) const {
     Update& update = pending.answer->update;
     update.limit = HUGE_VALF;  // an earlier try may have set it
@@ -48,14 +49,14 @@ class CpuInspector : public Inspector {
     update.limit = std::max(rounded_up, FLT_MIN);
   }
 
-  // Returns the sum of squares of an update.
+  // Returns the sum of squares of an update. `tensors`, if not null, also gets the sums over each tensor.
   double squares_of(const Answer& answer, cpu::Tensors* tensors) const {
     if (tensors == nullptr && store::is_encoded(answer.update)) return store::encoded_in(answer.update)->squares();
     return cpu::sum_squares(answer.update, tensors);
   }
 
-  // Copies an update to the record, or to memory of its own if `record` is null. A private update is not copied. From a
-  // trained model the base is subtracted. Returns the sum of squares.
+  // Copies an update to the record, or to new memory if `record` is null. A private update is not copied. If the answer
+  // has a base, the copy is the difference from the base. Returns the sum of squares.
   double absorb(Answer& answer, log::Operation* record) const {
     if (answer.is_private) return squares_of(answer, is_.tensors);
     std::vector<log::Part> parts;
@@ -76,7 +77,7 @@ class CpuInspector : public Inspector {
   }
 
   const DirectionState::Traits& is_;
-  const std::shared_ptr<store::Shelf> shelf_ = std::make_shared<store::Shelf>();  // memory for a round's updates
+  const std::shared_ptr<store::Shelf> shelf_ = std::make_shared<store::Shelf>();  // memory for stored updates
 };
 
 }  // namespace

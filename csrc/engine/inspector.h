@@ -1,5 +1,5 @@
-// Reads updates, and computes their norms. One kind of inspector is for the CPU, and also copies updates. The other
-// kind is for a device.
+// The interface of inspectors, which read updates and compute their norms. The CPU's inspector also copies updates
+// (inspector.cpp). A device's inspector copies updates to the device (inspect_on_cuda.cpp).
 #pragma once
 
 #include <cmath>
@@ -16,19 +16,19 @@ struct Settings;
 class Inspector {
  public:
   virtual ~Inspector() = default;
-  // Returns an answer's numbers in host memory, for a log.
+  // Returns the elements of an answer in host memory, for a log.
   virtual const Update& numbers(const Answer& answer) const = 0;
-  // Rejects an answer early if it is certainly invalid.
+  // Refuses an answer that is certainly invalid, before anything is done for the answer.
   virtual void look_at(const Answer&) const {}
-  // Reads the update once. If the record has room for the update's numbers, copies them there. `prepared`: whether the
-  // extension will read the update, too.
+  // Reads the update once. If the log record has room for the elements, copies the elements to the record. `prepared`:
+  // whether the extension reads the update, too.
   virtual void inspect(PendingAnswer& pending, bool prepared) const = 0;
 };
 
-// The inspector on the CPU.
+// Makes the CPU's inspector.
 std::unique_ptr<Inspector> inspector_here(const DirectionState& direction);
 
-// Returns the norm for a sum of squares. Refuses an update that is not finite.
+// Returns the norm that belongs to a sum of squares. Refuses an update that is not finite.
 inline double norm_of(double squares) {
   if (!std::isfinite(squares)) throw Refusal(Why::kNotFinite, "update: NaN or infinity");
   return std::sqrt(squares);

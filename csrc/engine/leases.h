@@ -1,4 +1,4 @@
-// When unanswered tasks end, and how many tasks and clients a server allows.
+// The limits of tasks: when a task without an answer ends, and how many tasks and clients a server allows.
 #pragma once
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 namespace fastagg::engine {
 
 struct Limits {
-  double lease = std::numeric_limits<double>::infinity();         // the most seconds that a task may take
-  int64_t max_delay = std::numeric_limits<int64_t>::max();        // the most versions that a task may be old
+  double lease = std::numeric_limits<double>::infinity();         // the time to answer a task, in seconds
+  int64_t max_delay = std::numeric_limits<int64_t>::max();        // the largest age of a task, in versions
   int64_t open_per_client = std::numeric_limits<int64_t>::max();  // the most unanswered tasks of one client
-  int64_t clients = std::numeric_limits<int64_t>::max();          // the most clients known at a time
+  int64_t clients = std::numeric_limits<int64_t>::max();          // the most clients that are known at a time
   bool expires() const { return lease < std::numeric_limits<double>::infinity() || max_delay < INT64_MAX; }
 };
 
@@ -25,25 +25,25 @@ struct Leases {
   struct SentTask {
     double ends;
     int64_t version;
-    int64_t token;  // the place's token (clients.h); if it differs now, the client was forgotten
+    int64_t token;  // the client's token (clients.h); if the place has another, the client was forgotten
     int32_t place;  // negative: the client was forgotten
   };
   Limits limits;
-  double skew = 0.0;         // seconds by which this clock is ahead, for tests
+  double skew = 0.0;         // seconds that are added to the clock, for tests
   std::deque<SentTask> due;  // in the order of sending; empty if nothing expires
   int64_t expired = 0;       // number of tasks that have expired
 
-  double own_time() const {  // seconds, by this process' clock
+  double own_time() const {  // seconds on this process' clock
     return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
-  double time() const { return limits.expires() ? own_time() : 0.0; }  // without limits the time is not used
+  double time() const { return limits.expires() ? own_time() : 0.0; }  // without limits nothing depends on the time
   Ids::EndReason why_over(int64_t version, int64_t now) const {
     return version < now - limits.max_delay ? Ids::kDelay : Ids::kLease;
   }
   bool is_over(const OpenTask& task, double time, int64_t now) const {
     return task.ends <= time || why_over(task.version, now) == Ids::kDelay;
   }
-  // The seconds since the oldest task with a lease was sent, answered or not. 0 if there is none.
+  // Returns the seconds since the first task in `due` was sent, whether or not it was answered. 0 if `due` is empty.
   double oldest() const { return due.empty() ? 0.0 : std::max(0.0, time() - (due.front().ends - limits.lease)); }
 };
 

@@ -243,7 +243,7 @@ void Ledger::renew() {
 
 void Incarnations::begin(int64_t version, uint64_t number, int64_t oldest) noexcept {
   while (!all.empty() && all.back().first >= version) all.pop_back();
-  if (!all.empty() && all.back().second == number) return;  // the same incarnation goes on
+  if (!all.empty() && all.back().second == number) return;  // the same incarnation continues
   all.emplace_back(version, number);
   while (all.size() > 1 && all[1].first <= oldest) all.erase(all.begin());
 }
@@ -255,9 +255,9 @@ uint64_t Incarnations::of(int64_t version) const {
 }
 
 void Ledger::begin_incarnation(int64_t version, uint64_t number) {
-  incarnations.all.reserve(incarnations.all.size() + 1);  // may fail, so it comes first
+  incarnations.all.reserve(incarnations.all.size() + 1);  // this may fail, so it comes before all changes
   ids.begin(number);
-  int64_t oldest = std::min(version, now);  // the current version is still sent, and belongs to the last incarnation
+  int64_t oldest = std::min(version, now);  // the current version may still be sent, and is of an earlier incarnation
   for (int64_t place = 0; place < roster.tasks.places(); ++place)
     roster.tasks.each(place, [&](const OpenTask& task) { oldest = std::min(oldest, task.version); });
   incarnations.begin(version, number, oldest);
@@ -346,7 +346,7 @@ void Ledger::load(const State& state) {
     places.push_back(place);
     ++roster.known;
   }
-  for (size_t t = tasks; t-- > 0;) {  // backwards, because `open` puts each task before the others
+  for (size_t t = tasks; t-- > 0;) {  // in reverse order, because `open` puts a task before the client's other tasks
     const int64_t owner = state.task_client[t], version = state.task_version[t], local_steps = state.task_steps[t];
     require(owner >= 0 && owner < static_cast<int64_t>(clients), "a task of nobody");
     const int64_t place = places[static_cast<size_t>(owner)];
@@ -362,7 +362,7 @@ void Ledger::load(const State& state) {
     require(id > 0, "an id below one");
     open(place, version, static_cast<int32_t>(local_steps), data, leases.time() + leases.limits.lease, id);
   }
-  renew();  // leases begin anew, because no client could answer while the server was down
+  renew();  // all leases restart, because no client could answer while the server was down
 }
 
 int64_t Ledger::nbytes() const {

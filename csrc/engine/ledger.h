@@ -1,11 +1,11 @@
 // The ledger stores the open tasks of every client (roster.h), the ends of their leases (leases.h), and how the last
-// tasks ended (ids.h). It also stores the versions that are kept for open tasks, and the incarnation of the server in
-// which each version was made. Every operation takes O(1) time in the number of clients. Besides the roster, memory is
-// 24 bytes for each of the last 16,384 ended tasks. With a lease, each task that was sent within the lease's time
-// takes 32 bytes more.
+// tasks ended (ids.h). It also stores the versions that open tasks need, and in which incarnation of the server each
+// version was made. An incarnation lasts from one start or load of the server to the next. Sending, finding and closing
+// a task take O(1) time in the number of clients. Besides the roster, memory is 24 bytes for each of the last 16,384
+// ended tasks. With a lease, each task that was sent within the lease's time takes 32 bytes more.
 //
-// Callers use the ledger's members directly. Its methods concern several members. A method that fails has changed
-// nothing. `close` and `pass` cannot fail.
+// Callers use the ledger's members directly. The methods of Ledger are operations on several members. If a method
+// fails, nothing has changed. `close` and `pass` cannot fail.
 #pragma once
 
 #include <cstdint>
@@ -28,23 +28,23 @@ constexpr int64_t kLastSent = INT64_MIN;  // as a version: the version that the 
 constexpr int64_t kNoTask = 0;            // as an id: no task
 
 struct Incarnations {
-  std::vector<std::pair<int64_t, uint64_t>> all;  // (first version, number)
+  std::vector<std::pair<int64_t, uint64_t>> all;  // the first version and the number of each incarnation
 
   uint64_t of(int64_t version) const;
-  // From this version on, versions belong to the incarnation with this number. Forgets incarnations that only have
-  // versions before `oldest`. The caller has made room in `all`.
+  // From this version on, versions belong to the incarnation with this number. Forgets incarnations that have only
+  // versions below `oldest`. The caller must have made room in `all`.
   void begin(int64_t version, uint64_t number, int64_t oldest) noexcept;
 };
 
 class Ledger {
  public:
-  // `clients` >= 0: the ids are the integers 0..clients-1. Negative: every id is accepted. `keeps`: whether the data of
-  // a version is kept as long as a client may answer that version.
+  // `clients` >= 0: the ids are the integers 0..clients-1. Negative: every id is accepted. `keeps`: whether a version's
+  // data is kept as long as a client may answer that version.
   Ledger(int64_t clients, bool keeps) : roster(clients), kept(keeps) {}
 
-  int64_t now = 0;      // the version t: counts all steps of the model, including steps that left the model unchanged
-  int64_t steps = 0;    // the optimizer's steps
-  int64_t offset = -1;  // the last offset that an answer stated, in the queue of answers; -1: none
+  int64_t now = 0;      // the current version: how many steps were made, including empty steps
+  int64_t steps = 0;    // how many steps the optimizer has made
+  int64_t offset = -1;  // the offset, in the queue of answers, of the last counted answer; -1: none
   Roster roster;
   KeptVersions kept;
   Leases leases;
@@ -58,42 +58,42 @@ class Ledger {
   struct TaskReference {
     int64_t client;  // the place of the client's record; the client's number if clients are numbered
     int64_t version;
-    int32_t local_steps;  // how many the client was told to take; 0: not told
+    int32_t local_steps;  // the number of steps that the client was told to take; 0: not told
     int64_t id;
   };
-  // Finds the client's task of this version. With a task's id, only the task of that id is found. Throws Refusal:
-  // kUnknownClient, kUnknownVersion, kStaleIncarnation, kAlreadyCounted, kOtherClient.
+  // Finds the client's open task of this version. If `task` is given, the open task must also have this id. Throws
+  // Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation, kAlreadyCounted, kOtherClient.
   TaskReference find(const ClientId& id, int64_t version, int64_t task = kNoTask) const;
 
-  // Records that `id` was sent that version with so many local steps. Sending a version twice makes one task, with the
-  // values of the last time. `task`: the task's id, if a log states it. Returns the place of the client's record.
-  // Throws Refusal, kBusy, beyond a limit.
+  // Opens a task: records that the client was sent this version, with this number of local steps. If the client has an
+  // open task of this version already, that task gets the new values. `task`: the task's id, if a log states it.
+  // Returns the place of the client's record. Throws Refusal, kBusy, beyond a limit.
   int64_t send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& data,
                int64_t task = kNoTask);
-  // The id of the task that sending this version makes.
+  // Returns the id of the task that `send` would open, or would give new values.
   int64_t next_id(const ClientId& id, int64_t version) const;
 
-  // Ends a task. `outcome`: the outcome of its answer (Ids::pack), or why it ended without one (Ids::unanswered).
+  // Ends a task. `outcome`: the outcome of the counted answer (Ids::pack), or the reason without one (Ids::unanswered).
   void close(int64_t place, int64_t version, int64_t outcome) noexcept;
   void forget(const ClientId& id);  // ends the client's tasks and removes the client
 
-  // Returns the next overdue entry, in order of time. An entry is a task whose lease is over or whose version is too
-  // old, or a client without an open task that was sent nothing for the lease's time. `pass` ends the task, or forgets
-  // the client, and goes on to the next entry.
+  // Returns the next task in `leases.due` whose lease is over or whose version is too old. The task may have ended
+  // already. If the client has no other open task and was sent nothing later, the client is to be forgotten, too.
+  // `pass` ends the task, forgets the client, and goes on to the next task.
   struct OverdueTask {
     ClientId client;
     int64_t version;
-    bool ends, forgets;  // whether the task ends, and the client is forgotten. Both false: both are gone already
+    bool ends, forgets;  // `ends`: the task is to be ended; `forgets`: the client is to be forgotten
   };
   std::optional<OverdueTask> overdue() const;
   void pass(const OverdueTask& overdue) noexcept;
   // Ends all tasks of versions below this one. Returns how many.
   int64_t expire_before(int64_t version);
-  // Begins all leases anew, under the current limits.
+  // Restarts all leases, with the current limits.
   void renew();
 
-  // From this version on, versions belong to the incarnation with this number. Earlier incarnations are forgotten when
-  // none of their tasks is open.
+  // From this version on, versions belong to the incarnation with this number. Forgets earlier incarnations of which no
+  // task is open.
   void begin_incarnation(int64_t version, uint64_t number);
 
   // The state as columns, with a row for each known client and one for each open task.
@@ -107,7 +107,7 @@ class Ledger {
     int64_t offset = -1;
     std::vector<std::pair<int64_t, store::Vector>> versions;
 
-    // `numbered`: whether clients are numbered. `size`: the elements of a version.
+    // `numbered`: whether the ids are 0..clients-1. `size`: the number of elements of a version.
     void fields(Archive& archive, bool numbered, int64_t size);
   };
   State state() const;

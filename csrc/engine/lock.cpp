@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kSignals{50};  // how often a waiting caller checks for Ctrl-C
 
-thread_local char here = 0;  // its address identifies the thread
+thread_local char here = 0;  // the address of this variable identifies the thread
 
 }  // namespace
 

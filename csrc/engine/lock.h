@@ -1,5 +1,5 @@
-// The lock of a server, which one thread holds at a time. If that thread enters again, from a hook, a finalizer or a
-// signal handler, the inner call is refused, because it would change state that the outer call is working on.
+// The lock of a server, which one thread holds at a time. If the holder enters again, from a hook, a finalizer or a
+// signal handler, the second entry is refused, because it would change state that the first call is using.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@ class Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  // Throws Refusal: kReentered, kBusy (with `limited`: too many threads wait), kOtherProcess (this process is a fork),
-  // kRetired. A waiting thread handles signals.
+  // Waits for the lock. While it waits, the thread handles signals. With `limited`, throws Refusal, kBusy, if
+  // `most_waiting` threads wait already. Also throws kReentered, kOtherProcess (in a forked process) and kRetired.
   void enter(bool limited = false);
   void leave() noexcept;
   bool is_mine() const;
@@ -36,8 +36,7 @@ class Lock {
   const int process_;
 };
 
-// A scope that holds the lock. Floating-point arithmetic within the scope follows IEEE 754, also for factors that are
-// computed before any kernel runs.
+// A scope that holds the lock. All floating-point arithmetic in the scope follows IEEE 754, even outside of kernels.
 class EngineCall {
  public:
   explicit EngineCall(Lock& lock, bool limited = false) : lock_(lock) { lock_.enter(limited); }

@@ -1,4 +1,4 @@
-// A server's model: its current version, and the versions that somebody may still hold.
+// A server's model: the current version, and the versions that somebody may still hold.
 #pragma once
 
 #include <algorithm>
@@ -13,25 +13,25 @@ namespace fastagg::engine {
 
 class Model {
  public:
-  // A form in which clients are sent this version. The form is made for the first such client, and shared by all.
+  // A form in which clients are sent the current version. The form is made on first use. All clients share the form.
   struct SentModel {
     store::Vector model;
-    std::shared_ptr<store::Encoded> encoded;  // `model` was decoded from it; null: `model` is the version itself
+    std::shared_ptr<store::Encoded> encoded;  // the bytes from which `model` was decoded; null: not encoded
   };
 
   explicit Model(store::Vector first) : current(std::move(first)) {}
   store::Vector current;
-  store::Owner state;             // the extension's state of the model besides its vector: running statistics
+  store::Owner state;             // the running statistics, as the extension stores them
   double bound = 0.0;             // a bound on the magnitudes of `current`'s elements
-  bool shared = false;            // whether somebody may hold this version
-  std::map<int, SentModel> sent;  // by format: the forms in which this version was sent; kAsItIs is a look-ahead
+  bool shared = false;            // whether somebody else may hold the current version
+  std::map<int, SentModel> sent;  // by format: the sent forms of the current version; kAsItIs: a look-ahead
 
-  // Returns the current version, for a caller who may keep it. The version never changes from now on.
+  // Returns the current version for a caller who may keep it. The elements of this version never change from now on.
   const store::Vector& share() {
     shared = true;
     return current;
   }
-  // Earlier versions that somebody still holds.
+  // Returns the vectors that somebody may hold besides the current version: sent forms, and earlier versions.
   std::vector<store::Vector> held_before() const {
     std::vector<store::Vector> vectors;
     for (const auto& [format, version] : sent) vectors.push_back(version.model);
@@ -39,14 +39,14 @@ class Model {
       if (store::Owner owner = earlier.owner.lock()) vectors.push_back({std::move(owner), earlier.data, earlier.dtype});
     return vectors;
   }
-  // Makes room for all forms of one more version.
+  // Makes room for the current version and its forms, so that `advance` does not allocate.
   void make_room() {
     if (before_.size() + 2 + WireFormats::kCount <= before_.capacity()) return;
     const auto gone = [](const EarlierVersion& earlier) { return earlier.owner.expired(); };
     before_.erase(std::remove_if(before_.begin(), before_.end(), gone), before_.end());
     before_.reserve(2 * before_.size() + 8 + WireFormats::kCount);
   }
-  // Makes `next` the current version, and returns the old one in `next`. An empty `next`: the step was in place.
+  // Makes `next` the current version, and returns the old one in `next`. Empty: the step was in place.
   void advance(store::Vector& next) noexcept {
     if (next && shared) before_.push_back({current.owner, current.data, current.dtype});
     for (const auto& [format, version] : sent)
@@ -62,7 +62,7 @@ class Model {
     float* data;
     Dtype dtype;
   };
-  std::vector<EarlierVersion> before_;  // versions that were shared
+  std::vector<EarlierVersion> before_;  // earlier versions that were shared
 };
 
 }  // namespace fastagg::engine

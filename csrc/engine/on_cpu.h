@@ -1,4 +1,4 @@
-// Runs a server's kernels on the CPU.
+// The Runner of a server on the CPU. Each kernel runs when it is called.
 #pragma once
 
 #include <cstring>
@@ -34,8 +34,8 @@ class CpuRunner : public Runner {
   void zero(void* memory, int64_t bytes) override { std::memset(memory, 0, static_cast<size_t>(bytes)); }
 };
 
-// Runs the kernels for one update that its sender may change. The update is read once, and its squares are summed in
-// the same pass.
+// Runs the kernels for an update to which the sender may still write. The kernel reads the update once, and sums the
+// squares of the elements in the same pass.
 class SinglePassRunner : public CpuRunner {
  public:
   double squares = 0.0;

@@ -18,7 +18,7 @@ const T* at(const char* bytes, size_t place) {
   return reinterpret_cast<const T*>(bytes + place);
 }
 
-// The kernels to launch, and the bytes that the kernels read on the device.
+// Collects the kernels to launch, and the arrays that these kernels read on the device (`packed`).
 class LaunchList : public Runner {
  public:
   explicit LaunchList(const Card& card) : card_(card) {}
@@ -41,7 +41,7 @@ class LaunchList : public Runner {
   std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted,
                                 bool apart) override {
     const auto count = static_cast<int64_t>(held.size()), wide = (count + cuda::kSide - 1) / cuda::kSide;
-    std::vector<int32_t> tiles(static_cast<size_t>(wide * wide));  // tiles with a wanted pair
+    std::vector<int32_t> tiles(static_cast<size_t>(wide * wide));  // a flag per tile, later the wanted tiles' numbers
     for (int64_t i = 0; i < count; ++i)
       for (int64_t k = i; k < count; ++k)
         if (wanted == nullptr || wanted[i * count + k] != 0)
@@ -92,7 +92,7 @@ class LaunchList : public Runner {
   void add_rows(const Rows& rows, const std::vector<RowJob>& jobs, const float* weights, float weight) override {
     const bool has = weights != nullptr;
     std::vector<RowJob> sent = jobs;
-    std::vector<float> weights_of_jobs;  // of the jobs' slots only
+    std::vector<float> weights_of_jobs;  // the weights of the slots in `jobs`, without the other slots
     for (RowJob& job : sent) {
       if (!has) break;
       job.shift = job.first_slot - static_cast<int64_t>(weights_of_jobs.size());
@@ -123,11 +123,11 @@ class LaunchList : public Runner {
 
   std::vector<std::function<void(const cuda::LaunchPlace& where, const char* bytes)>> launches;
   std::vector<char> packed;
-  int64_t longest = 0;  // elements of the longest vector whose blocks read the bytes
+  int64_t longest = 0;  // the number of elements of the longest vector whose kernels read `packed`
 
  private:
-  // Appends the values to the bytes. Kernels read the values once for each block of `size` elements. Returns the place
-  // of the first value in the bytes.
+  // Appends values to `packed`. Kernels read the values once for each block of a vector of `size` elements. Returns the
+  // byte offset of the first value.
   template <typename T>
   size_t pack(const T* values, size_t count, int64_t size) {
     longest = std::max(longest, size);
@@ -137,7 +137,7 @@ class LaunchList : public Runner {
     return place;
   }
 
-  // `weights`: factors instead of the updates' own; null: the updates' own.
+  // `weights`: the factors of the updates. Null: each update's own factor.
   std::vector<cuda::HeldRow> rows_of(const std::vector<WeightedUpdate>& held, const float* weights) {
     std::vector<cuda::HeldRow> rows;
     for (size_t k = 0; k < held.size(); ++k) {
@@ -150,13 +150,14 @@ class LaunchList : public Runner {
       Update update = *held[k].update;
       store::Owner owner;
       const bool kept = reinterpret_cast<uintptr_t>(update.pieces.front().data) % kApart == 0;
-      if (update.pieces.size() > 1 || !kept) keep(card_, update, owner);  // the update came from a checkpoint
+      if (update.pieces.size() > 1 || !kept) keep(card_, update, owner);  // only updates from checkpoints need this
       row.data = update.pieces.front().data, row.dtype = update.pieces.front().dtype;
     }
     return rows;
   }
 
-  // Steps along the combination of whole updates. The combination is first made as a vector.
+  // Collects a step whose direction a Combiner makes from a round's updates. This direction is first computed as a
+  // vector.
   void combined(const Buffer& buffer, const Optimizer& optimizer) {
     const std::vector<cuda::HeldRow> rows = rows_of(*buffer.held, buffer.desks->weights());
     const int64_t size = buffer.held->front().update->size, count = static_cast<int64_t>(rows.size());
@@ -262,7 +263,7 @@ class CudaRunner : public Device {
     return card_.stream();
   }
 
-  // Copies the launches' bytes to memory that kernels read. Returns the memory's address.
+  // Copies `packed` to memory that kernels can read. Returns the address of the copy.
   const char* bring(const cuda::LaunchPlace& where) {
     const std::vector<char>& packed = kernels_->packed;
     if (packed.empty()) return nullptr;
@@ -280,9 +281,9 @@ class CudaRunner : public Device {
 
   const Card card_;
   const std::shared_ptr<LaunchList> kernels_;
-  store::Vector sent_;  // for the launches' bytes, if they are many
+  store::Vector sent_;  // the copy of `packed` on the device, if it is large
   size_t room_ = 0;
-  bool torn_ = false;  // a launch failed after others, so the device's memory is between two versions
+  bool torn_ = false;  // whether a launch failed after others; the server's vectors are then changed only in part
 };
 
 }  // namespace

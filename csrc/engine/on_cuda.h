@@ -1,5 +1,5 @@
-// A server on a CUDA device. Its kernels are collected, and start in one call once the device can read all their data
-// (on_cuda.cpp). inspect_on_cuda.cpp reads the updates.
+// The Device of a server on CUDA. on_cuda.cpp collects the kernels of an answer, and launches them in one call when
+// their data is ready. inspect_on_cuda.cpp reads the updates.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@ namespace fastagg::engine {
 
 struct Card {
   int device;
-  std::function<void*()> stream;  // returns the caller's current stream
+  std::function<void*()> stream;  // returns the caller's current CUDA stream
   std::shared_ptr<cuda::Queue> queue;
   std::shared_ptr<store::Memory> memory;
   cuda::LaunchPlace where() const { return {device, stream()}; }
@@ -20,11 +20,12 @@ struct Card {
 Place on_cuda(const Card& card);
 std::unique_ptr<Inspector> inspector_on(const Card& card, const Settings& settings, const DirectionState& direction);
 
-// Copies an update to one vector on the device: in its own type, or in fp32 if it has several pieces.
+// Replaces an update by a copy in one vector on the device. The copy has the update's own type, or fp32 if the update
+// has several pieces.
 void keep(const Card& card, Update& update, store::Owner& owner);
 
-constexpr size_t kApart = 16;  // the alignment of every vector, in bytes
-constexpr size_t kFew = size_t{16} << 10;
-constexpr int64_t kShort = int64_t{1} << 18;
+constexpr size_t kApart = 16;                 // the alignment of every vector and packed array, in bytes
+constexpr size_t kFew = size_t{16} << 10;     // the most bytes that kernels read directly from pinned host memory
+constexpr int64_t kShort = int64_t{1} << 18;  // the longest vector, in elements, whose kernels do this
 
 }  // namespace fastagg::engine

@@ -1,5 +1,5 @@
-// The open tasks, by the place of their client, and the versions that are kept for open tasks. A place takes 8 bytes,
-// an open task 40.
+// Stores the open tasks of each client, and the versions that open tasks need. A client is identified by its place
+// (clients.h). A place takes 8 bytes. An open task takes 40 bytes.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@ namespace fastagg::engine {
 struct OpenTask {
   int64_t version, id;
   int32_t local_steps;
-  int32_t next;
-  double ends;   // the end of the task's lease, in seconds
-  int64_t last;  // only in a client's first open task: the version that the client was sent last
+  int32_t next;  // the index of the client's next open task; negative: none
+  double ends;   // when the task's lease ends, in seconds (Leases::time)
+  int64_t last;  // only for a client's first open task: the version that the client was sent last
 };
 
 class OpenTasks {
  public:
-  static constexpr int64_t kUnknown = -1;  // as a record: the client was never sent a model
+  static constexpr int64_t kUnknown = -1;  // as a record: the place has no client that was sent a model
 
   explicit OpenTasks(int64_t places) : records_(static_cast<size_t>(places), kUnknown) {}
 
-  // Calls `act` with each of a place's tasks, the last opened task first. `act` may close that task.
+  // Calls `act` with each open task of the client at `place`, beginning with the newest. `act` may close that task.
   template <typename Act>
   void each(int64_t place, Act act) const {
     for (int32_t at = first(place); at >= 0;) {
@@ -43,7 +43,7 @@ class OpenTasks {
     for (OpenTask& open_task : tasks_) open_task.ends = ends;
   }
 
-  // The version that the client was sent last; negative: none.
+  // Returns the version that the client was sent last. Negative: the client is not known.
   int64_t last_sent(int64_t place) const {
     const int32_t task = first(place);
     return task < 0 ? records_[static_cast<size_t>(place)] : tasks_[static_cast<size_t>(task)].last;
@@ -51,7 +51,7 @@ class OpenTasks {
   bool is_known(int64_t place) const { return last_sent(place) >= 0; }
   void sent(int64_t place, int64_t version) noexcept { set(place, first(place), version); }
 
-  void reserve() {  // makes room for one more task
+  void reserve() {  // makes room for one more task, so that `open` cannot fail
     if (free_ >= 0) return;
     tasks_.push_back({0, 0, 0, -1, 0.0, 0});
     free_ = static_cast<int32_t>(tasks_.size()) - 1;
@@ -65,7 +65,7 @@ class OpenTasks {
     set(place, at, last);
     ++count_;
   }
-  // Ends a task, and returns its id; 0: there was none.
+  // Ends the client's task of this version. Returns the task's id, or 0 if there is no such task.
   int64_t close(int64_t place, int64_t version) noexcept {
     int32_t before = -1, at = first(place);
     while (at >= 0 && tasks_[static_cast<size_t>(at)].version != version)
@@ -90,7 +90,7 @@ class OpenTasks {
   void add_place() noexcept { records_.push_back(kUnknown); }
   void drop(int64_t place) noexcept {
     records_[static_cast<size_t>(place)] = kUnknown;
-  }  // only for a place without open tasks
+  }  // the client must have no open task
   int64_t record(int64_t place) const { return records_[static_cast<size_t>(place)]; }
   void swap_places(std::vector<int64_t>& records) noexcept { records_.swap(records); }
 
@@ -98,7 +98,7 @@ class OpenTasks {
   size_t nbytes() const { return records_.size() * sizeof(int64_t) + tasks_.size() * sizeof(OpenTask); }
 
  private:
-  int32_t first(int64_t place) const {  // the first open task; negative: none
+  int32_t first(int64_t place) const {  // returns the index of the client's first open task; negative: none
     const int64_t record = records_[static_cast<size_t>(place)];
     return record < kUnknown ? static_cast<int32_t>(-2 - record) : -1;
   }
@@ -107,15 +107,15 @@ class OpenTasks {
     if (first >= 0) tasks_[static_cast<size_t>(first)].last = last;
   }
 
-  // For a client without open tasks, the version that it was sent last, or kUnknown. Otherwise -2 minus its first open
-  // task.
+  // By place. Without open tasks: the version that the client was sent last, or kUnknown. With open tasks: -2 minus the
+  // index of the first one in `tasks_`.
   std::vector<int64_t> records_;
   std::vector<OpenTask> tasks_;
   int32_t free_ = -1;
   int64_t count_ = 0;
 };
 
-// Keeps each version as long as the version has an open task, if the server needs such versions.
+// Keeps the data of each version that has an open task. If `needed` is false, keeps nothing.
 class KeptVersions {
  public:
   explicit KeptVersions(bool needed) : keeps(needed) {}
@@ -131,7 +131,7 @@ class KeptVersions {
     const auto entry = kept_.find(version);
     if (entry != kept_.end() && --entry->second.count == 0) kept_.erase(entry);
   }
-  store::Vector of(int64_t version) const {  // empty if the version is not kept
+  store::Vector of(int64_t version) const {  // returns an empty vector if the version is not kept
     const auto entry = kept_.find(version);
     return entry == kept_.end() ? store::Vector{} : entry->second.data;
   }

@@ -1,5 +1,5 @@
-// A direction that wraps another direction. Updates wait until their round is complete, and then count in the order of
-// their clients. So the result does not depend on the order of arrival.
+// A direction that wraps a buffer. Updates are stored until their round is complete. Then the buffer gets all of them,
+// in the order of their clients' ids. So the result does not depend on the order of arrival.
 #pragma once
 
 #include "answer.h"
@@ -10,7 +10,7 @@ namespace fastagg::engine {
 class OrderedDirection : public DirectionState, public Sums {
  public:
   struct WaitingAnswer {
-    Answer answer;  // only the fields that are needed later
+    Answer answer;  // only the fields that are needed at the round's end
     Contribution brings;
   };
   explicit OrderedDirection(std::shared_ptr<DirectionState> round);
@@ -30,10 +30,10 @@ class OrderedDirection : public DirectionState, public Sums {
  private:
   const std::shared_ptr<DirectionState> round_;
   std::vector<WaitingAnswer> waiting_;
-  // Planned:
+  // The plan for the next update:
   Outcome outcome_ = Outcome::kKept;
   const Contribution* last_ = nullptr;
-  Contributions all_;  // the round's contributions in order, if it ends
+  Contributions all_;  // if the round ends: its contributions, in the order of clients
 };
 
 }  // namespace fastagg::engine

@@ -10,10 +10,10 @@
 namespace fastagg::engine {
 namespace {
 
-// The uses of a step's key. Each is the nonce of its own random numbers.
+// The uses of a step's key: noise on elements, noise on a count, encryption. Each use is the nonce of a random stream.
 enum NoiseUse : uint64_t { kElements = 0, kCount, kStored };
 
-// An incarnation that no version has, for use with the master key. Real incarnations have 63 bits.
+// The master key is used with this number instead of an incarnation. Incarnations have only 63 bits.
 constexpr uint64_t kNobody = UINT64_MAX;
 
 double normal_of(const ChaChaKey& key) {
@@ -49,7 +49,7 @@ void Privacy::begin(uint64_t incarnation, int64_t version) {
   step_key_ = derived(key_, incarnation, static_cast<uint64_t>(version));
 }
 
-// Andrew et al. 2021, Algorithm 1. Which updates were clipped follows from their gains.
+// Plans the next clipping norm (Andrew et al. 2021, Algorithm 1). An update whose gain is 1 was not clipped.
 void Privacy::plan(const Contributions& contributions, bool steps, int64_t count) {
   within_next_ = within_, clip_next_ = clip_;
   for (const Contribution& contribution : contributions) within_next_ += contribution.gain == 1.0;
@@ -70,7 +70,8 @@ Noise Privacy::noise(double divisor) const {
   return noise;
 }
 
-// Correlated noise is a weighted sum of all noise so far. The weights' magnitudes add up to at most 2 (privacy.py).
+// Correlated noise is a weighted sum of the noise of all steps so far. The magnitudes of the weights have a sum of at
+// most 2 (privacy.py).
 double Privacy::bound(double divisor) const {
   return kLargestNormal * setting.noise * clip_ / divisor * (sums_.empty() ? 1.0 : 2.0);
 }
@@ -102,8 +103,8 @@ void Privacy::fields(Archive& archive) {
   stored_sums(archive);
 }
 
-// Past noise is stored encrypted, because past noise reveals the noise of earlier versions. Equal sums use the same
-// place in the cipher's stream.
+// Saves or loads past noise, encrypted, because past noise reveals the noise of earlier versions. The cipher's key
+// follows from the version of the noise. So no part of the cipher's stream encrypts two contents.
 void Privacy::stored_sums(Archive& archive) {
   const ChaChaKey key = derived(key_, static_cast<uint64_t>(last_.incarnation), static_cast<uint64_t>(last_.number));
   const int64_t nbytes = size_ * static_cast<int64_t>(sizeof(float));

@@ -9,8 +9,8 @@
 namespace fastagg::engine {
 namespace {
 
-// The parts of an answer that are recorded as they are: an encoded update, and everything besides parameters. `ids` has
-// the bytes of participants.
+// Returns the parts of a record that are copied unchanged: an encoded update, and everything besides the update. `ids`
+// has the participants' ids as bytes.
 std::vector<log::Part> rest_of(const Answer& answer, const Update& numbers, const std::vector<uint8_t>& ids) {
   std::vector<log::Part> rest;
   const auto add = [&](log::Role role, uint8_t type, size_t count, const void* from) {

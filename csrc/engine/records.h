@@ -1,5 +1,5 @@
-// Makes a server's log records. Without a log all records are empty, and callers need not check for a log. A record is
-// made before anything changes, because making a record may fail. The record is added together with the change.
+// Makes a server's log records. Without a log all records are empty, so callers need not check for a log. Making a
+// record may fail, so a record is made before anything changes. The commit then adds the record to the log.
 #pragma once
 
 #include <memory>
@@ -17,14 +17,14 @@ class Records {
  public:
   void attach(std::shared_ptr<log::Journal> journal) { journal_ = std::move(journal); }
   explicit operator bool() const { return journal_ != nullptr; }
-  // Refuses a call that the log could not acknowledge.
+  // Throws Refusal, kNotDurable or kBusy, if the log takes no more records now.
   void check() const {
     if (journal_) journal_->check();
   }
   log::RecordList of(const log::Operation& operation) const;
-  // Begins an answer's record, with room for its numbers.
+  // Begins an answer's record, with room for the update's elements.
   void begin(PendingAnswer& pending, const Update& numbers, const Ledger& ledger) const;
-  // Writes the outcome, from the answer's receipt, into the record.
+  // Writes the outcome, which the answer's receipt has, into the record.
   void decide(PendingAnswer& pending) const;
   void add(log::RecordList record) const noexcept {
     if (!record.empty()) journal_->push(std::move(record));
@@ -34,8 +34,8 @@ class Records {
   std::shared_ptr<log::Journal> journal_;
 };
 
-// Returns the layout of an update's copy in memory: a part for each run of pieces of one type. The copy of a trained
-// model is its difference from the base, in fp32.
+// Returns the layout of an update's copy in memory: a part for each run of pieces of one type. For a trained model with
+// a base, the copy is the difference from the base, in fp32.
 std::vector<log::Part> parts_of(const Answer& answer, const Update& update);
 Update update_at(const std::vector<log::Part>& parts);
 

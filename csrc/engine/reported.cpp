@@ -17,7 +17,7 @@ Update update_of(const ReportedStatistics& reported) {
 }  // namespace
 
 bool fits(const ReportedStatistics& reported, const StatisticsRules& rules) {
-  // The norm is at least the largest magnitude. It is NaN or infinite if a value is.
+  // The norm of all values is at least their largest magnitude. If a value is not finite, the norm is not finite.
   if (reported.size > 0 && !(std::sqrt(cpu::sum_squares(update_of(reported))) <= rules.limit)) return false;
   const auto negative = [](auto number) { return number < 0; };
   for (const auto& [begin, end] : rules.variances)

@@ -1,4 +1,4 @@
-// The BatchNorm statistics and counters of one client, copied into the server's memory.
+// The BatchNorm statistics that a client reports, copied to the server's memory, and their limits.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 namespace fastagg::engine {
 
 struct ReportedStatistics {
-  store::Vector values;  // all floating-point statistics, in the model's order
-  int64_t size = 0;      // the number of values
+  store::Vector values;  // all statistics in floating point, in the model's order
+  int64_t size = 0;      // the number of elements of `values`
   std::vector<int64_t> counters;
 
   bool has_values() const { return size > 0 || !counters.empty(); }
 };
 
-// The limits of a model's statistics. Variances and counts must not be negative. (begin, end) are their places in the
-// values.
+// The limits of a model's statistics. Variances and counts must not be negative. Each pair (begin, end) is a range of
+// variances in ReportedStatistics::values, or of counts in `counters`.
 struct StatisticsRules {
-  double limit = 0.0;  // the largest magnitude, so that the mean of many clients' values stays finite
+  double limit = 0.0;  // the largest allowed magnitude, so that the mean of many clients' values stays finite
   std::vector<std::pair<int64_t, int64_t>> variances, counts;
 };
-bool fits(const ReportedStatistics& reported, const StatisticsRules& rules);
+bool fits(const ReportedStatistics& reported, const StatisticsRules& rules);  // whether all limits hold
 
 }  // namespace fastagg::engine

@@ -7,7 +7,7 @@ namespace fastagg::engine {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 16;
-constexpr auto kShadow = static_cast<int64_t>(kBlock * sizeof(double));  // in bytes
+constexpr auto kShadow = static_cast<int64_t>(kBlock * sizeof(double));  // the size of a block's shadow, in bytes
 
 __extension__ typedef unsigned __int128 Wide;
 
@@ -23,15 +23,15 @@ Resummation::Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory
 void Resummation::make_room(int64_t shadows) {
   if (shadows <= capacity_) return;
   const int64_t capacity = std::max(shadows, capacity_ + capacity_ / 4);
-  free_.reserve(static_cast<size_t>(capacity));  // so that `commit` cannot fail
+  free_.reserve(static_cast<size_t>(capacity));  // so that `put` and `cancel` do not allocate
   arenas_.push_back(memory_->bytes((capacity - capacity_) * kShadow));
   auto* const first = reinterpret_cast<double*>(arenas_.back().data);
   for (int64_t i = capacity - capacity_; i-- > 0;) free_.push_back(first + i * kBlock);
   capacity_ = capacity;
 }
 
-// Whether a block's turn begins with this arrival. The fractional parts of multiples of the golden ratio fill a cycle
-// evenly, for any number of blocks.
+// Whether the recomputation of this block begins with this arrival. In a cycle, block b begins at the fractional part
+// of b times the golden ratio. These parts are evenly spread, for any number of blocks.
 bool Resummation::begins(int64_t block, int64_t arrival) const {
   const uint64_t place = static_cast<uint64_t>(block) * 0x9E3779B97F4A7C15ull;
   const auto turn = static_cast<int64_t>((static_cast<Wide>(place) * static_cast<uint64_t>(cycle_)) >> 64);
@@ -89,7 +89,7 @@ void Resummation::put() noexcept {
   for (Flight& flight : flights_) flight.held = flight.done;
 }
 
-// Takes back an arrival that was planned but did not happen.
+// Undoes an arrival that was planned but did not happen.
 void Resummation::cancel() noexcept {
   while (flights_.size() > before_) {
     free_.push_back(flights_.back().shadow);
@@ -101,13 +101,13 @@ void Resummation::cancel() noexcept {
 void Resummation::fields(Archive& archive) {
   std::vector<int64_t> blocks, done;
   std::vector<double> shadows;
-  for (size_t i = 0; i < before_; ++i) {  // flights of a planned and refused update have not begun
+  for (size_t i = 0; i < before_; ++i) {  // later flights belong to an update that was refused
     const Flight& flight = flights_[i];
     blocks.push_back(flight.block), done.push_back(flight.done);
     shadows.resize(shadows.size() + kBlock);
     memory_->get(shadows.data() + shadows.size() - kBlock, flight.shadow, kShadow);
     const int64_t beyond = std::max<int64_t>((flight.block + 1) * kBlock - rows_.size, 0);
-    std::fill(shadows.end() - beyond, shadows.end(), 0.0);  // elements beyond the last one, which nobody writes
+    std::fill(shadows.end() - beyond, shadows.end(), 0.0);  // elements after the end of the vector, which nobody writes
   }
   archive.list("blocks", blocks);
   archive.list("done", done);

@@ -1,13 +1,14 @@
-// Keeps a sum over rows, which every arrival changes, from drifting. The sum is recomputed exactly, some blocks at a
-// time. The cost is the same at every arrival, for any number of rows.
+// Bounds the rounding errors of the sum of rows, which every arrival changes. The sum is recomputed in double, a few
+// blocks with each arrival. An arrival costs the same for any number of rows.
 //
-// With n rows, every block of 1,024 elements is recomputed once in 4n arrivals. Each arrival adds 16 rows to the
-// block's shadow, a sum in double. When all rows are in the shadow, the shadow replaces the block of the sum. A row
-// that changes before that changes the shadow, too. A block's turn depends only on its place and the number of rows.
-// Turns are spread evenly over the arrivals.
+// With n rows, every block of 1,024 elements is recomputed once in 4n arrivals. The recomputation of a block takes n/16
+// arrivals, and is called a flight. Each arrival in a flight adds 16 rows to the block's shadow, a sum in double. At
+// the end the shadow replaces the block of the sum. If a row changes that is in the shadow already, the shadow changes,
+// too. The arrival at which a flight begins depends only on the block's number and the number of rows. The beginnings
+// of flights are evenly spread.
 //
-// Each arrival reads a quarter of a row for new rows, and a 128th of a row for the row that changed. Shadows take an
-// eighth of a byte per parameter. Their memory grows, and never moves.
+// On average an arrival reads a quarter of a row to extend shadows, and a 128th of a row because a row has changed.
+// Shadows take an eighth of a byte per parameter. Their memory grows when needed. A shadow is never moved.
 #pragma once
 
 #include <memory>
@@ -20,22 +21,23 @@
 
 namespace fastagg::engine {
 
-constexpr int64_t kResummationCycle = 4;  // in so many arrivals per row every block is recomputed once
+constexpr int64_t kResummationCycle = 4;  // every block is recomputed once in this many arrivals per row
 
 class Resummation {
  public:
-  // `memory`: the memory that has the rows. `owner` keeps the rows alive.
+  // `memory`: the memory in which the rows are. `owner` keeps the rows alive.
   Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner);
 
-  // Makes room for the blocks whose recomputation this arrival begins.
+  // Begins an arrival, and the flights of the blocks whose recomputation begins with this arrival.
   void begin(int64_t arrival);
-  // `leaves` subtracts the row from shadows before the row is written. `enters` adds the new row afterwards.
+  // `leaves` subtracts a row from all shadows that have the row, before the row is written. `enters` adds the new row
+  // afterwards. `weight`: the row's weight in the sum.
   void leaves(Runner& runner, int64_t slot, float weight);
   void enters(Runner& runner, int64_t slot, float weight);
-  // Adds 16 more rows to each shadow, and finishes complete blocks. `weights`: the present weights of the rows.
+  // Adds the next 16 rows to each shadow, and copies complete shadows to the sum. `weights`: the rows' current weights.
   void advance(Runner& runner, const float* weights, float* sum);
-  void put() noexcept;
-  void cancel() noexcept;
+  void put() noexcept;     // commits the arrival
+  void cancel() noexcept;  // undoes the arrival instead
 
   int64_t nbytes() const { return capacity_ * kBlock * static_cast<int64_t>(sizeof(double)); }
 
@@ -43,9 +45,9 @@ class Resummation {
 
  private:
   struct Flight {
-    int64_t block, done;  // rows below `done` are in the shadow
+    int64_t block, done;  // the rows below `done` are in the shadow
     double* shadow;
-    int64_t held;  // `done` before this arrival
+    int64_t held;  // the value of `done` before this arrival
   };
   void follow(Runner& runner, int64_t slot, float weight);
   bool begins(int64_t block, int64_t arrival) const;
@@ -59,7 +61,7 @@ class Resummation {
   int64_t capacity_ = 0;
   std::vector<double*> free_;
   std::vector<Flight> flights_;
-  size_t before_ = 0;  // the number of flights that had begun before this arrival
+  size_t before_ = 0;  // how many flights had begun before this arrival
   std::vector<RowJob> jobs_, done_;
 };
 

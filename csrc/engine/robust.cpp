@@ -9,12 +9,13 @@
 namespace fastagg::engine {
 namespace {
 
-// A squared distance below this share of the two squares' sum has lost 20 of its 53 bits.
+// A squared distance is computed as |a|^2 + |b|^2 - 2ab. If the result is below this share of |a|^2 + |b|^2, it has
+// lost 20 of its 53 bits.
 constexpr double kLost = 0x1p-20;
 
 using Names = std::vector<std::string>;
 
-// -- rules that combine element by element
+// -- rules that combine updates element by element
 
 struct MedianRule {
   static constexpr const char* kName = "median";
@@ -25,7 +26,7 @@ struct MedianRule {
   }
 };
 
-// The mean without the int(trim*count) smallest and largest values (Yin et al. 2018).
+// For each element, the mean without the int(trim*count) smallest and as many largest values (Yin et al. 2018).
 struct TrimmedRule {
   static constexpr const char* kName = "trimmed";
   static Names settings() { return {"trim"}; }
@@ -35,7 +36,7 @@ struct TrimmedRule {
   }
 };
 
-// The mean of the count - f values nearest to the median (Xie et al. 2018).
+// For each element, the mean of the count - f values that are nearest to the median (Xie et al. 2018).
 struct MeanAroundMedianRule {
   static constexpr const char* kName = "mean_around_median";
   static Names settings() { return {"f"}; }
@@ -45,10 +46,10 @@ struct MeanAroundMedianRule {
   }
 };
 
-// -- rules that compare whole updates
+// -- rules that weigh whole updates
 
-// Returns equal shares for `keep` updates: those with the smallest sum of squared distances to the count - f - 2
-// updates that are nearest to them.
+// Returns equal shares for `keep` updates, and 0 for the others. An update's score is the sum of its squared distances
+// to the count - f - 2 nearest updates. The updates with the smallest scores are kept.
 std::vector<double> nearest_to_others(int64_t f, size_t keep, const std::vector<WeightedUpdate>& held, int64_t size,
                                       Runner& runner) {
   const std::vector<double> distances = squared_distances(held, size, runner);
@@ -70,7 +71,7 @@ std::vector<double> nearest_to_others(int64_t f, size_t keep, const std::vector<
   return shares;
 }
 
-// Blanchard et al. 2017.
+// Krum: the update with the smallest score of `nearest_to_others` (Blanchard et al. 2017).
 struct KrumRule {
   static constexpr const char* kName = "krum";
   static Names settings() { return {"f"}; }
@@ -93,9 +94,9 @@ struct MultiKrumRule {
   }
 };
 
-// Returns the distance of each update from a point, which is the sum of all updates times these shares. Distances are
-// computed from the products of all pairs. An update that is far away has a small share, so no term is much larger than
-// a distance. With squared distances of pairs, terms would cancel.
+// Returns the distance of each update from a point. The point is the sum of all updates times `shares`. `products` has
+// the inner products of all pairs of updates. An update far from the point has a small share, so no term is much larger
+// than the distances. Sums of squared distances of pairs would lose precision, because large terms cancel.
 std::vector<double> distances_from_point(const std::vector<double>& products, const std::vector<double>& shares) {
   const size_t count = shares.size();
   std::vector<double> distances(count);
@@ -109,8 +110,9 @@ std::vector<double> distances_from_point(const std::vector<double>& products, co
   return distances;
 }
 
-// Returns the shares of a point that moves towards each update by move(distance)/whole(sum of moves) in every
-// iteration. The point starts at zero, so that no large update draws the point away.
+// Returns the shares of the updates in a point that starts at zero. In every iteration the point moves towards each
+// update by the fraction move(distance) / whole(sum of all moves). The mean would be a worse start, because one large
+// update could move the mean far away.
 template <typename Move, typename Whole>
 std::vector<double> moved_from_zero(int64_t iterations, const std::vector<WeightedUpdate>& held, int64_t size,
                                     Runner& runner, Move move, Whole whole) {
@@ -126,7 +128,7 @@ std::vector<double> moved_from_zero(int64_t iterations, const std::vector<Weight
   return shares;
 }
 
-// Weiszfeld's iteration, with distances of at least `smoothing` (Pillutla et al. 2022).
+// The geometric median by Weiszfeld's iteration, with distances of at least `smoothing` (Pillutla et al. 2022).
 struct GeometricMedianRule {
   static constexpr const char* kName = "geometric_median";
   static Names settings() { return {"iterations", "smoothing"}; }
@@ -138,7 +140,7 @@ struct GeometricMedianRule {
   }
 };
 
-// v <- v + mean of (update - v), each clipped to `radius`, from zero (Karimireddy et al. 2021).
+// Centered clipping (Karimireddy et al. 2021): from v = 0, repeats v <- v + mean of (update - v, clipped to `radius`).
 struct CenteredClipRule {
   static constexpr const char* kName = "centered_clip";
   static Names settings() { return {"iterations", "radius"}; }

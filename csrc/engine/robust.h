@@ -1,5 +1,6 @@
-// Rules that combine a round's updates when some clients may send anything. robust.cpp has a struct for each rule, with
-// its needs and its source. Python takes names, settings and needs from `robust_rules()`.
+// Robust rules combine a round's updates so that arbitrary updates of a few clients have little influence. robust.cpp
+// has a struct for each rule: its name, its settings, how many updates it needs, and its function. Python reads the
+// rules from `robust_rules()`.
 #pragma once
 
 #include <string>
@@ -11,19 +12,19 @@ namespace fastagg::engine {
 
 // The settings of all rules. Each rule uses a few of them.
 struct RobustSetting {
-  double trim = 0.0;       // in [0, 1/2)
-  int64_t f = 0;           // how many updates may be arbitrary
-  int64_t keep = 0;        // how many updates are kept; 0: all except f
-  int64_t iterations = 0;  // at least 1
+  double trim = 0.0;       // the share of values that is left out at each end, in [0, 1/2)
+  int64_t f = 0;           // the number of updates that may be arbitrary
+  int64_t keep = 0;        // the number of updates that are kept; 0: all except f
+  int64_t iterations = 0;  // the number of iterations, at least 1
   double smoothing = 0.0, radius = 0.0;
 };
 
-// A rule combines updates element by element (`combining`), or gives every update a share (`shares`). The other
-// function is null.
+// A rule either combines updates element by element (`combining`), or gives every update a share (`shares`). The
+// pointer to the other function is null.
 struct RobustRule {
   const char* name;
-  std::vector<std::string> settings;               // names of the settings that the rule uses
-  int64_t (*least)(const RobustSetting& setting);  // how many updates the rule needs
+  std::vector<std::string> settings;               // the names of the settings that the rule uses
+  int64_t (*least)(const RobustSetting& setting);  // returns the least number of updates that the rule needs
   CombineSetting (*combining)(const RobustSetting& setting, int64_t count);
   std::vector<double> (*shares)(const RobustSetting& setting, const std::vector<WeightedUpdate>& held, int64_t size,
                                 Runner& runner);
@@ -32,9 +33,9 @@ const std::vector<RobustRule>& robust_rules();
 
 class RobustCombiner : public Combiner {
  public:
-  // Throws Refusal, kSetting, if there is no such rule.
+  // Throws Refusal, kSetting, if there is no rule of this name.
   RobustCombiner(const std::string& rule, const RobustSetting& setting);
-  // Throws Refusal, kSetting, if there are too few updates, or too many.
+  // Throws Refusal, kSetting, if this number of updates is too small or too large.
   void check(int64_t count) const;
   // Throws as `check` does.
   std::vector<double> weigh(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner,
@@ -47,7 +48,7 @@ class RobustCombiner : public Combiner {
 };
 
 // Returns the squared distances of all pairs of updates, [count, count]. The diagonal has the squares of the updates'
-// norms. A distance that is too small to be exact from products is summed directly.
+// norms. Distances are computed from inner products. If this loses precision, a distance is computed from differences.
 std::vector<double> squared_distances(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner);
 
 }  // namespace fastagg::engine

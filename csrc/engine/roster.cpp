@@ -5,7 +5,7 @@
 namespace fastagg::engine {
 namespace {
 
-// With at least kManyPlaces places, memory is given back if fewer than one place in kFewUsed is used. This takes time.
+// With at least kManyPlaces places, memory is freed if at most one place in kFewUsed is used. This takes time.
 constexpr size_t kManyPlaces = 4096, kFewUsed = 8;
 
 }  // namespace
@@ -56,7 +56,7 @@ void Roster::remove(int64_t place, std::deque<Leases::SentTask>& due) noexcept {
   shrink(due);
 }
 
-// Frees the memory of many forgotten clients. The other clients get new places.
+// Frees the places of many forgotten clients. The other clients get new places.
 void Roster::shrink(std::deque<Leases::SentTask>& due) noexcept {
   const auto places = static_cast<size_t>(tasks.places());
   if (places < kManyPlaces || static_cast<size_t>(known) * kFewUsed > places) return;
@@ -78,7 +78,7 @@ void Roster::shrink(std::deque<Leases::SentTask>& due) noexcept {
     tasks.swap_places(records);
     steps_.swap(steps);
     std::swap(clients, all);
-  } catch (const std::bad_alloc&) {  // memory is given back later
+  } catch (const std::bad_alloc&) {  // a later call frees the memory
   }
 }
 

@@ -10,9 +10,9 @@ namespace {
 
 constexpr int64_t kNever = INT64_MIN / 2;
 
-// The largest factor by which the sum may have been heavier before. Up to this factor, earlier rounding errors are at
-// most a millionth of the sum. If weights are nearly equal, the sum becomes so much lighter only when clients leave the
-// sum. The number of those clients is bounded.
+// The sum is recomputed at once if its total weight has fallen by more than the factor kLargestFall. Up to this factor,
+// rounding errors from the time of the larger total are at most a millionth of the sum. There is no need if all shares
+// are equal up to the factor kNearlyEqual: the total then falls only because a bounded number of rows leave.
 constexpr double kLargestFall = 16.0, kNearlyEqual = 2.0;
 
 }  // namespace
@@ -20,7 +20,7 @@ constexpr double kLargestFall = 16.0, kNearlyEqual = 2.0;
 void RowWeights::plan(int64_t client, double share, bool enters) {
   const auto c = static_cast<size_t>(client);
   next.client = client;
-  next.share = static_cast<float>(share);  // the float that the kernel multiplies by
+  next.share = static_cast<float>(share);  // the kernel multiplies by this float
   next.leaving = weights[c];
   next.entering = enters ? next.share : 0.0f;
   next.heard = heard + (shares[c] == 0.0f);
@@ -32,7 +32,7 @@ void RowWeights::plan(int64_t client, double share, bool enters) {
   next.heaviest_total = std::max(heaviest_total_, next.total);
 }
 
-// If heavier rows have left the sum, the sum still has the rounding errors of the time before.
+// The sum may have rounding errors from a time when its elements were larger. The second term bounds these errors.
 double RowWeights::bound(double of_rows, double of_sum, bool direct) {
   next.row_bound = of_rows;
   next.peak = direct ? 0.0 : std::max(peak_, of_sum);
@@ -41,7 +41,7 @@ double RowWeights::bound(double of_rows, double of_sum, bool direct) {
 
 bool RowWeights::fell() const {
   const bool lighter = std::max(next.heaviest_total, heaviest_before_) > kLargestFall * next.total;
-  // This answer may be the first with another weight.
+  // The planned share counts, too, because it may be the first that differs from the others.
   const bool equal = heaviest_ == 0.0 ||
                      std::max<double>(heaviest_, next.share) <= kNearlyEqual * std::min<double>(lightest_, next.share);
   return lighter && !equal && next.total > 0.0;
@@ -70,7 +70,7 @@ void RowWeights::commit(bool whole) noexcept {
   heard_of(next.share);
   heaviest_total_ = whole ? next.total : next.heaviest_total;
   if (whole) heaviest_before_ = 0.0;
-  if (++arrivals % (kResummationCycle * clients()) == 0) {  // the whole sum has been recomputed by now
+  if (++arrivals % (kResummationCycle * clients()) == 0) {  // the whole sum was recomputed since the last time
     heaviest_before_ = heaviest_total_;
     heaviest_total_ = next.total;
   }
@@ -113,7 +113,7 @@ Freshness::Freshness(RowWeights& of, int64_t max_delay, bool by_dispatch, bool f
     : of_(of), max_delay_(max_delay), by_dispatch_(by_dispatch), full_(full), begun_(of.shares.size(), kNever) {}
 
 void Freshness::before_sending(int64_t version) {
-  if (due_count_ > 4 * of_.clients() + 1024) {  // most entries are of dispatches that later dispatches replaced
+  if (due_count_ > 4 * of_.clients() + 1024) {  // most entries are of dispatches before the client's last one
     std::unordered_map<int64_t, std::vector<int64_t>> due;
     for (size_t i = 0; i < begun_.size(); ++i)
       if (begun_[i] >= expired_) due[begun_[i]].push_back(static_cast<int64_t>(i));
@@ -129,13 +129,13 @@ void Freshness::sent(int64_t client, int64_t version) noexcept {
   const auto c = static_cast<size_t>(client);
   if (begun_[c] == version) return;
   if (of_.shares[c] > 0.0f && of_.weights[c] == 0.0f) back_.push_back(client);
-  due_.find(std::max(version, expired_))->second.push_back(client);  // a task that was handed on may be older
+  due_.find(std::max(version, expired_))->second.push_back(client);  // a handed-on task may be older than `expired_`
   begun_[c] = version;
   ++due_count_;
 }
 
-// Finds the clients whose rows are now too old for the sum, and the clients whose rows return. A client is checked once
-// after each dispatch.
+// Finds the clients whose rows are too old for the sum now, and the clients whose rows return to the sum. Each client
+// is checked once after each dispatch.
 void Freshness::plan_terms(int64_t client, int64_t oldest) {
   RowWeights::Terms& terms = of_.next.terms;
   for (int64_t version = expired_; version < oldest; ++version) {
@@ -159,7 +159,7 @@ bool Freshness::plan(const Contribution& contribution) {
   of_.next.terms.clear();
   const int64_t oldest = contribution.now - max_delay_;
   expired_next_ = begins() ? std::max(expired_, oldest) : expired_;
-  if (!by_dispatch_ && contribution.start >= expired_next_) {  // the entries of older versions would never be checked
+  if (!by_dispatch_ && contribution.start >= expired_next_) {  // entries of older versions would never be read
     std::vector<int64_t>& due = due_[contribution.start];
     if (due.size() == due.capacity()) due.reserve(2 * due.size() + 4);
   }

@@ -1,4 +1,4 @@
-// The weights of clients' rows in the sum of rows, and when rows leave the sum (ACED).
+// The weights of clients' rows in the sum of rows (AllClients), and the ages at which rows leave the sum (ACED).
 #pragma once
 
 #include <unordered_map>
@@ -14,58 +14,58 @@ class RowWeights {
  public:
   explicit RowWeights(int64_t clients) : shares(static_cast<size_t>(clients)), weights(shares.size()) {}
 
-  std::vector<float> shares, weights;  // by client: for rows that have come, and for rows in the sum; otherwise 0
-  int64_t arrivals = 0, heard = 0;
-  double row_bound = 0.0;  // a bound on the elements of rows
+  std::vector<float> shares, weights;  // by client: the row's weight (0: no row); its weight in the sum (0 or equal)
+  int64_t arrivals = 0, heard = 0;     // `arrivals`: the updates so far; `heard`: the clients that have a row
+  double row_bound = 0.0;              // a bound on the elements of all rows
   int64_t clients() const { return static_cast<int64_t>(shares.size()); }
 
-  // Clients whose rows leave or re-enter the sum, in order, each with the change of the row's weight from or to 0.
+  // The clients whose rows leave or re-enter the sum, in order, with the change of each row's weight from or to 0.
   using Terms = std::vector<std::pair<int64_t, float>>;
 
   // The weights after the next update.
   struct PlannedWeights {
     int64_t client = 0, heard = 0;
     float share = 0.0f, entering = 0.0f, leaving = 0.0f;
-    Terms terms;  // of other clients' rows
+    Terms terms;  // the changes of other clients' rows
     ExactSum sum;
     double total = 0.0, heaviest_total = 0.0;
     double row_bound = 0.0, peak = 0.0;
   };
   PlannedWeights next;
-  // `enters`: whether the client's row is recent enough for the sum.
+  // Plans the next update. `enters`: whether the client's new row is recent enough for the sum.
   void plan(int64_t client, double share, bool enters);
-  // A bound on the mean's elements, from bounds of rows and of the sum. `direct`: whether the sum is always recomputed.
+  // Returns a bound on the mean's elements, from bounds on rows and sum. `direct`: whether the sum is recomputed now.
   double bound(double of_rows, double of_sum, bool direct);
-  // Whether the sum was so much heavier before that its old rounding errors are now too large.
+  // Whether the total weight was so much larger before that rounding errors from that time are too large now.
   bool fell() const;
-  void put() noexcept;
+  void put() noexcept;               // sets the planned weights
   void take_back() noexcept;         // undoes `put`
-  void commit(bool whole) noexcept;  // `whole`: whether the sum was recomputed
+  void commit(bool whole) noexcept;  // `whole`: whether the update has recomputed the sum
   void fields(Archive& archive);
-  void fields_of_totals(Archive& archive, bool resums);  // the fields that come last
+  void fields_of_totals(Archive& archive, bool resums);  // the other fields, which come last
   int64_t nbytes() const { return 2 * clients() * static_cast<int64_t>(sizeof(float)); }
 
  private:
   void heard_of(float share) noexcept;
 
   ExactSum total_;
-  double peak_ = 0.0;  // the largest bound of the sum so far
+  double peak_ = 0.0;  // the largest bound on the sum since it was last recomputed at once
   double heaviest_total_ = 0.0, heaviest_before_ = 0.0;
-  double lightest_ = 0.0, heaviest_ = 0.0;  // the least and the largest share that clients have had
+  double lightest_ = 0.0, heaviest_ = 0.0;  // the smallest and the largest share so far
 };
 
-// The age of each client's information. A client's row leaves the sum when the information is too old. The row returns
-// when the client is sent a model, or answers.
+// The ages of clients' rows (ACED). A row leaves the sum when it is too old. The row returns when its client is sent a
+// model, or answers.
 class Freshness {
  public:
-  // `max_delay`: the largest age of a row in the sum, in versions. `by_dispatch`: ages count from the last model that a
-  // client was sent; otherwise from the version of its row. `full`: no step is made until all clients have answered.
+  // `max_delay`: the largest age of a row in the sum, in versions. `by_dispatch`: whether a row's age counts from the
+  // version last sent to its client; false: from the version that the row was trained from. `full`: whether no step is
+  // made until all clients have answered.
   Freshness(RowWeights& of, int64_t max_delay, bool by_dispatch, bool full);
-  // `before_sending` is called before a client is sent a version, and may fail. `sent` is called afterwards.
+  // The engine calls `before_sending` before it sends a version to a client. This call may fail. Then it calls `sent`.
   void before_sending(int64_t version);
   void sent(int64_t client, int64_t version) noexcept;
-  // Plans which rows leave and return with this update, in `next.terms`. Returns false if the client's own row is too
-  // old to enter the sum.
+  // Plans in `next.terms` which rows leave and return. Returns false if the new row itself is too old for the sum.
   bool plan(const Contribution& contribution);
   void commit(const Contribution& contribution) noexcept;
   void fields(Archive& archive);
@@ -78,7 +78,7 @@ class Freshness {
   RowWeights& of_;
   const int64_t max_delay_;
   const bool by_dispatch_, full_;
-  std::vector<int64_t> begun_;                             // by client: the version of its information
+  std::vector<int64_t> begun_;                             // by client: the version from which its row's age counts
   std::unordered_map<int64_t, std::vector<int64_t>> due_;  // by version: clients to check once the version is too old
   int64_t expired_ = 0, expired_next_ = 0;                 // versions below `expired_` have been checked
   int64_t due_count_ = 0;

@@ -21,8 +21,8 @@ Outcome SingleDirection::plan(const Contributions& contributions, bool, ReadMode
 
 double SingleDirection::bound() const { return is.blends ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
 
-// A value between two versions is not larger than both. If samples count, a client with many samples must not move the
-// model beyond its own.
+// An element of a blend is not larger than both blended elements. If samples give an answer a mixing weight above 1,
+// the step would move the model beyond the client's model. Such an answer is refused.
 double SingleDirection::growth(double lr) const {
   if (is.blends && is.divisor > 0.0 && lr * weight_ > 1.0 + 1e-9)
     throw Refusal(Why::kSetting,

@@ -1,4 +1,4 @@
-// Every update is a step of its own. With `blend` the step is towards the client's model (FedAsync).
+// A direction in which every update makes a step. `blend`: whether the step is towards the client's model (FedAsync).
 #pragma once
 
 #include "direction.h"
@@ -7,7 +7,7 @@ namespace fastagg::engine {
 
 class SingleDirection : public DirectionState {
  public:
-  // The step is scaled by its update's share / `divisor`. With `divisor` = 0 the step is not scaled.
+  // The step is multiplied by the update's share / `divisor`. `divisor` = 0: the step is not multiplied.
   SingleDirection(double sign, bool blend, double divisor) : DirectionState(blend ? 1.0 : sign) {
     is.immediate = is.reads_once = true;
     is.blends = blend;

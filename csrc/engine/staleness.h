@@ -1,5 +1,5 @@
-// How delays change the weight of an update, and the learning rate of a step. fastagg/rules/staleness.py gives each
-// formula's source, and calls these formulas. For a user's own formula, the extension is called (extension.h).
+// The formulas of staleness policies: an update's weight, and a step's learning rate, for given delays.
+// fastagg/rules/staleness.py names each formula's source, and calls the formula. The extension has users' own formulas.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 namespace fastagg::engine {
 
 struct StalenessSetting {
-  double a = 0.0, b = 0.0;                  // the weight's settings; Python's names are in kSettings
-  double threshold = 0.0, lipschitz = 1.0;  // the rate's settings
+  double a = 0.0, b = 0.0;                  // the settings of the weight formula; kSettings has their names in Python
+  double threshold = 0.0, lipschitz = 1.0;  // the settings of the rate formula
 };
 
-// -- weights: `of` returns the weight of an update that is tau versions old. None: the update is dropped. kSettings are
-// Python's names of a and b.
+// -- weights: `of` returns the weight of an update that is tau versions old. None: the update is dropped. kSettings has
+// the names of a and b in Python.
 
 struct ConstantWeight {
   static constexpr const char* kName = "constant";
@@ -54,7 +54,7 @@ struct CutoffWeight {
 };
 using Weights = List<ConstantWeight, HingeWeight, PolynomialWeight, CosineWeight, CutoffWeight>;
 
-// -- rates: `of` returns the rate of a step whose largest delay tau is above the threshold
+// -- rates: `of` returns the rate of a step whose largest delay tau is above the threshold; lr is the optimizer's rate
 
 struct SameRate {
   static constexpr const char* kName = "same";
@@ -84,7 +84,7 @@ struct DropRate {
 };
 using Rates = List<SameRate, ScaledRate, ReciprocalRate, ThresholdRate, LipschitzRate, DropRate>;
 
-// The formulas of a server. A null formula: the extension is asked.
+// The formulas of a server. If a formula is null, the extension computes the value.
 struct Staleness {
   std::optional<double> (*weight)(double tau, const StalenessSetting& setting) = ConstantWeight::of;
   double (*rate)(double lr, double tau, const StalenessSetting& setting) = SameRate::of;

@@ -1,4 +1,4 @@
-// The three kinds of transactions, and their stages after inspection: plan, run and commit.
+// The three kinds of transactions, and all stages that come after an update's inspection.
 #include <algorithm>
 #include <cmath>
 
@@ -12,11 +12,11 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kWorthReadingOnce = int64_t{1} << 13;
+constexpr int64_t kWorthReadingOnce = int64_t{1} << 13;  // in elements; smaller copies stay in the L1 cache
 
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-// Checks that the outcome is the recorded one. `was` is null outside of a recovery.
+// Checks that the outcome is the recorded one. `was` is null outside of a recovery. `answers`: false for a round's end.
 void check_outcome(const log::RecordFields* was, const Receipt& now, bool answers) {
   if (was == nullptr || std::isnan(now.norm)) return;
   if (answers && !same(was->norm, now.norm))
@@ -89,7 +89,7 @@ bool AnswerTransaction::plan() {
   return true;  // an answer that changes nothing still ends its task
 }
 
-// Calls the planned kernel, and checks the update that it has read before anything changes.
+// Calls the planned kernel, which writes only to memory that nobody reads. Then checks the update that it has read.
 bool AnswerTransaction::read() {
   if (!reads_once_) return true;
   TransactionScratch& scratch = core_.scratch;
@@ -115,9 +115,9 @@ void AnswerTransaction::check() {
   pending_.clear();
 }
 
-// Whether the step's kernel itself may read the sender's memory. The kernel then reads the memory once, and the norm is
-// known only afterwards. So nothing may depend on the norm, and the kernel may write only to memory that nobody reads.
-// A small update, and one that is better added in place (cpu/tuning.h), is inspected first.
+// Whether only the step's kernel reads the sender's memory. The kernel reads the memory once, and the norm is known
+// only afterwards. So nothing may depend on the norm, and the kernel may write only to memory that nobody reads. A
+// small update, and an update that is better added to the sum in place (cpu/tuning.h), is inspected first.
 bool AnswerTransaction::may_read_once() const {
   const Settings& settings = core_.settings;
   const DirectionState& direction = *core_.direction;
@@ -126,7 +126,7 @@ bool AnswerTransaction::may_read_once() const {
          (steps || !cpu::adds_in_place(settings.size)) && !answer_.is_private && !answer_.base &&
          (answer_.kind == Answer::kUpdate || answer_.kind == Answer::kSum) && !core_.place.device && !core_.records &&
          core_.clip_norm() == 0.0 && !core_.prepares(answer_) && !core_.steps_in_python() &&
-         (core_.optimizer.nbytes() == 0 || !steps);  // a step changes moments in place
+         (core_.optimizer.nbytes() == 0 || !steps);  // a step with moments would change them in place
 }
 
 // -- a batch
@@ -144,9 +144,9 @@ size_t BatchTransaction::capacity(const Core& core, const Answer* answers, size_
   int64_t offset = core.ledger.offset;
   while (taken < largest && fits(answers[taken])) {
     const int64_t next = answers[taken].offset;
-    if (next >= 0 && next <= offset) break;  // the answer at this offset has counted already
+    if (next >= 0 && next <= offset) break;  // this answer was counted or skipped already
     offset = std::max(offset, next);
-    // Whether the client has a second open task is known only after its first answer has counted.
+    // Only after a client's first answer has counted, it is known whether the client has a second open task.
     const auto is_its = [&](const Answer& other) { return other.client == answers[taken].client; };
     if (std::any_of(answers, answers + taken, is_its)) break;
     ++taken;
@@ -162,11 +162,12 @@ bool BatchTransaction::find() {
       check_participants(answers_[i]);
       compare_form(pending);
       if (!pending.counts) throw Refusal(Why::kSetting, "dropped");
-    } catch (const Refusal&) {  // the answer will be taken again, alone
+    } catch (const Refusal&) {  // the answer will be executed again, in a transaction of its own
       pending_.pop_back();
       break;
     }
-    // For models the pass checks the largest elements. For updates the pass finds the norms.
+    // The norms are not known yet. For models the plan assumes the largest allowed element, and `fold` checks the
+    // elements. For updates `fold` computes the norms.
     if (has_models()) pending.brings.norm = kLargestElement;
     pending.brings.base = answers_[i].base.data;
   }
@@ -178,7 +179,7 @@ bool BatchTransaction::plan() {
       std::all_of(answers_, answers_ + pending_.size(), [](const Answer& answer) { return answer.still; });
   try {
     plan_direction(false, !has_models() ? ReadMode::kUpdates : still ? ReadMode::kStillModels : ReadMode::kModels);
-  } catch (const Refusal&) {  // each answer is taken alone instead: the bounds of models were for the largest elements
+  } catch (const Refusal&) {  // the plan's assumption may be too large: each answer is executed alone instead
     return false;
   }
   return true;
@@ -209,7 +210,7 @@ void BatchTransaction::decide() {
 
 bool RoundEndTransaction::plan() {
   plan_direction(true, ReadMode::kMeasured);
-  return step_.outcome != Outcome::kKept;  // kKept: no update has come
+  return step_.outcome != Outcome::kKept;  // kKept: the round has no update
 }
 
 void RoundEndTransaction::decide() {
@@ -226,7 +227,7 @@ void RoundEndTransaction::decide() {
 
 // -- plan
 
-// Plans the direction's step and the next version. The plan is not visible to readers.
+// Plans the direction's step and the next version. Nobody else can see the plan.
 void Stages::plan_direction(bool closes, ReadMode mode) {
   TransactionScratch& scratch = core_.scratch;
   scratch.contributions.clear();
@@ -245,11 +246,11 @@ void Stages::plan_direction(bool closes, ReadMode mode) {
   if (steps()) plan_step(mode);
 }
 
-// Allocates the next version's vector, and fills the optimizer's struct.
+// Allocates the next version's vector, unless the step is in place. Fills in `step_.kernel`.
 void Stages::plan_step(ReadMode mode) {
   const int64_t size = core_.settings.size;
   core_.model.make_room();
-  if (core_.steps_in_python()) {  // then the kernel only computes the direction, as a vector
+  if (core_.steps_in_python()) {  // then the kernel only writes the direction to a vector
     step_.finishes = true;
     step_.next = core_.place.memory->vector(size);
     core_.place.memory->zero(step_.next.data, size * static_cast<int64_t>(sizeof(float)));
@@ -262,7 +263,7 @@ void Stages::plan_step(ReadMode mode) {
   const store::Vector& x = core_.model.current;
   const Sums* const sums = core_.direction->is.sums;
   if (sums && !core_.place.device && x.dtype == kFloat32) step_.sum = sums->along();
-  // Python that runs before the commit may still hand out this version.
+  // Python code that runs before the commit (statistics) may still give the current version to somebody.
   const bool readable =
       core_.model.shared || core_.place.device || (core_.extension && core_.extension->asks.statistics);
   if (readable || step_.finishes || mode == ReadMode::kReadOnce)
@@ -271,8 +272,8 @@ void Stages::plan_step(ReadMode mode) {
   step_.kernel = with.planned(core_.ledger.steps, step_.lr, x, step_.next ? step_.next : x);
 }
 
-// Computes upper bounds of all elements after this step. Refuses an update after which elements might not be finite. An
-// update that waits for others is checked as if the step were taken now.
+// Computes upper bounds of all elements after this step. Refuses an update after which an element might not be finite.
+// An update that waits for others is checked as if the step were made now.
 void Stages::check_bounds() {
   const Settings& settings = core_.settings;
   const DirectionState& direction = *core_.direction;
@@ -306,7 +307,7 @@ void Stages::check_bounds() {
 
 bool Stages::applied() const { return steps() && (step_.lr != 0.0 || core_.optimizer.settings.lr == 0.0); }
 
-// Writes an answer's receipt, and the outcome into its record. `ends`: this answer makes the version.
+// Writes an answer's receipt, and its outcome into the log record. `ends`: whether this answer makes a new version.
 void Stages::write_receipt(PendingAnswer& pending, bool ends, double norm) {
   const DirectionState& direction = *core_.direction;
   place_participants(pending);
@@ -324,7 +325,8 @@ void Stages::write_receipt(PendingAnswer& pending, bool ends, double norm) {
   core_.records.decide(pending);
 }
 
-// Does the last work that may fail: statistics, and a row that a checkpoint has not written yet.
+// Does the last work that may fail: computes the model's new statistics, and copies the row that will change if a
+// running checkpoint has not saved the row yet.
 void Transaction::conclude() {
   const bool counts = pending_.empty() || pending_.front().counts;
   if (counts && core_.extension && core_.extension->asks.statistics) {
@@ -349,7 +351,7 @@ void Transaction::conclude() {
 
 // -- run and commit
 
-// Calls the planned kernels. On a device nothing changes until all their data is ready.
+// Calls the planned kernels. A device launches the kernels only when their data is ready. Until then nothing changes.
 void Transaction::run() {
   if (!step_.planned) return;
   step_.has_run = true;
@@ -357,7 +359,7 @@ void Transaction::run() {
   try {
     core_.direction->run(*core_.place.runner, step_.kernel);
     if (device == nullptr) return;
-    // This step may be the last holder of this memory, which the kernels still read.
+    // The kernels read this memory, which nobody else may hold after this transaction.
     device->hold(core_.model.current.owner);
     for (const PendingAnswer& pending : pending_) device->hold(pending.base.owner);
     device->launch();
@@ -367,7 +369,7 @@ void Transaction::run() {
   }
 }
 
-// Runs the extension's part of a step. The extension changes a vector that nobody else holds, so it may fail.
+// Runs the extension's part of a step. This may fail, because it changes only a vector that nobody else holds.
 void Transaction::finish() {
   if (core_.steps_in_python()) {
     Extension::StepResult stepped =
@@ -380,8 +382,8 @@ void Transaction::finish() {
   if (findings.finishes) findings.change->finish(step_.next, core_.settings.size);
 }
 
-// The previous version is released when the transaction dies. An earlier release could run Python finalizers inside the
-// commit.
+// The previous version is released with the transaction, after the commit. An earlier release could run Python
+// finalizers inside the commit.
 void Transaction::commit() noexcept {
   for (const PendingAnswer& pending : pending_)
     for (const int64_t place : pending.participants)

@@ -1,3 +1,4 @@
+// SummedBuffer (buffers.h): the buffer that adds up a round's updates.
 #include <algorithm>
 #include <cmath>
 
@@ -8,27 +9,27 @@
 namespace fastagg::engine {
 namespace {
 
-// More waiting updates would need as much memory as their sum, and a longer step.
+// The most updates that may wait, because each of them makes the step longer, and the most bytes of all of them.
 constexpr size_t kMostWaiting = 32;
-constexpr int64_t kMostBytes = 16;  // for each parameter
+constexpr int64_t kMostBytes = 16;  // in bytes per parameter; a sum takes 4
 
 }  // namespace
 
-// Sets traits that hold only while no update waits.
+// Sets the traits that depend on whether updates wait.
 void SummedBuffer::tell_traits() noexcept {
   is.reads_once = waiting_.empty();
   folds = is.reads_once && setting_.capacity != 1;
 }
 
-// Whether an update may wait as it came, instead of being added to the sum at once.
+// Whether an update may be stored as it came, instead of being added to the sum at once.
 bool SummedBuffer::may_wait(const Contribution& contribution) const {
   if (contribution.total >= 0.0 || !store::is_encoded(*contribution.update) || waiting_.size() >= kMostWaiting)
     return false;
   return nbytes_of(waiting_) + store::encoded_in(*contribution.update)->nbytes <= kMostBytes * setting_.size;
 }
 
-// Decides whether this update waits as it came, and where sums are made. An update that does not wait, and makes no
-// step, lets all waiting updates be added to the sum first. A step's kernel reads the waiting updates itself.
+// Plans whether this update waits as it came, and into which memory updates are summed. If the update neither waits nor
+// makes a step, one pass adds all waiting updates and this one to the sum. A step's kernel reads the updates itself.
 void SummedBuffer::plan_sum(ReadMode mode) {
   const bool moves = outcome_ == Outcome::kStep, models = mode >= ReadMode::kUpdates;
   waits_ = outcome_ == Outcome::kKept && contributions_.size() == 1 && may_wait(contributions_.front());
@@ -41,9 +42,9 @@ void SummedBuffer::plan_sum(ReadMode mode) {
   }
   const bool one_alone = moves && fresh() && contributions_.size() == 1 && !models;
   if (!one_alone && !sum.acc) sum.acc = memory_->vector(setting_.size);
-  // Adding in place saves the memory of a second sum, but reads each model twice.
+  // Adding in place needs no memory for a second sum, but reads each model twice.
   in_place_ = mode == ReadMode::kStillModels && !round.versions.empty() && !moves;
-  // If a later stage may fail, the old sum is still needed.
+  // If a later stage can fail, the old sum must stay as it is.
   const bool may_fail = models  ? !in_place_ && !round.versions.empty()
                         : moves ? contributions_.empty() && !terms_.empty()
                                 : mode == ReadMode::kReadOnce && !round.versions.empty();
@@ -58,12 +59,12 @@ void SummedBuffer::plan_sum(ReadMode mode) {
 void SummedBuffer::run(Runner& runner, const Optimizer& optimizer) {
   const bool steps = outcome_ == Outcome::kStep;
   if (waits_ || (outcome_ == Outcome::kIdle && !waiting_.empty())) return;
-  bool none = round.versions.empty();  // the sum is empty
+  bool none = round.versions.empty();  // whether the sum is still empty
   if (in_place_) cpu::fold(models_, sum.acc.data, sum.acc.data, largest_);
   if (!terms_.empty() && (!steps || contributions_.empty())) {
     cpu::add_held(terms_, fresh() ? nullptr : sum.acc.data, sum.into().data);
   } else if (!terms_.empty()) {
-    terms_.pop_back();  // the step's kernel reads the last update itself
+    terms_.pop_back();  // the step's kernel reads the last update separately
     return run_last(runner, *contributions_.back().update, false, optimizer);
   } else if (models_.empty() && !contributions_.empty()) {
     for (size_t i = 0; i + (steps ? 1 : 0) < contributions_.size(); ++i, none = false)
@@ -74,7 +75,7 @@ void SummedBuffer::run(Runner& runner, const Optimizer& optimizer) {
   if (steps) step_along(runner, 1.0, optimizer);
 }
 
-// Steps along the sum and one more update. `none`: whether the sum is still empty.
+// Makes a step along the sum and one more update. `none`: whether the sum is still empty.
 void SummedBuffer::run_last(Runner& runner, const Update& update, bool none, const Optimizer& optimizer) {
   const Contribution& last = contributions_.back();
   Direction direction;
@@ -92,8 +93,8 @@ void SummedBuffer::run_last(Runner& runner, const Update& update, bool none, con
   runner.step(update, direction, optimizer);
 }
 
-// Never changes the old sum, so that an invalid model or update has no effect. If models are added in place, this pass
-// only checks the models.
+// An invalid model or update has no effect, because the old sum is not changed. If models are to be added in place,
+// this pass only checks them.
 size_t SummedBuffer::fold(std::vector<double>* squares) {
   const float* const acc = round.versions.empty() ? nullptr : sum.acc.data;
   if (squares != nullptr) {
@@ -124,13 +125,13 @@ bool SummedBuffer::sum_fields(Archive& archive) {
     tell_traits();
     if (!fresh() && !sum.acc) sum.acc = memory_->vector(setting_.size);
   }
-  const bool there = archive.vector("acc", sum.acc, setting_.size, !fresh());  // between rounds the sum is empty
+  const bool there = archive.vector("acc", sum.acc, setting_.size, !fresh());  // between rounds there is no sum
   if (fresh() == there) return false;
   if (archive.loads && !memory_->is_host() && !waiting_.empty()) add_loaded();
   return true;
 }
 
-// On a device no update waits to be added to the sum. So loaded updates are added on the host, and then the sum is
+// On a device encoded updates never wait. So updates from a checkpoint are added to the sum on the host, and the sum is
 // copied to the device.
 void SummedBuffer::add_loaded() {
   const int64_t nbytes = setting_.size * static_cast<int64_t>(sizeof(float));

@@ -1,20 +1,21 @@
-// A change of a server by answers, or by the end of a round. `Transaction::execute` alone defines the order of the
-// stages. Three kinds of transactions define the stages: one answer, a batch of answers in one pass, and the end of a
-// round. Each kind defines every stage, even one without work.
+// Transactions change a server: by one answer, by a batch of answers in one pass, or by the end of a round. Each of
+// these kinds defines the stages `find` to `read` and `decide`, some of them empty. The other stages are the same for
+// all kinds. `Transaction::execute` alone defines the order of the stages:
 //
-//     find       finds the tasks, their shares and their weights
-//     inspect    reads the updates' bytes once: checks them, computes norms, makes the log's records
-//     prepare    lets a rule in the host language look at the updates
-//     plan       plans the direction's step, the rate, the next version's memory and bounds
-//     read       calls kernels that read the senders' memory, and write only to memory that nobody reads
-//     finish     makes the step in the host language (an optimizer, a distillation), after kernels for its vector
-//     decide     makes the receipts, and writes the outcome into the log's records
-//     conclude   makes statistics, and copies rows that a checkpoint has not written yet
-//     run        calls all other kernels
+//     find       finds the answers' tasks, and the updates' shares and weights
+//     inspect    reads the updates' bytes once, checks them, computes norms, makes log records
+//     prepare    gives the updates to a rule in the host language, if there is one
+//     plan       plans the direction's step and rate, allocates the next version, checks bounds
+//     read       calls kernels that read senders' memory, and write only to memory that nobody else reads
+//     finish     if the host language takes part in the step: calls the kernels, then the host language
+//     decide     makes the receipts, and writes the outcomes into the log records
+//     conclude   computes running statistics, copies a row that a checkpoint has not saved yet
+//     run        calls the planned kernels, unless an earlier stage has called them
 //     commit     changes the model, the moments, the direction, the ledger and the log
 //
-// Every stage before `run` may refuse, and then nothing has changed. From the beginning of `run` to the end of `commit`
-// nothing allocates, and nothing can fail (on a device, `run` can fail until the first launch).
+// Every stage before `run` may refuse, and then nothing has changed: kernels that run earlier write only to memory that
+// nobody else reads. From the first kernel of `run` to the end of `commit` nothing allocates or fails. On a device,
+// `run` can still fail until the first launch.
 #pragma once
 
 #include <optional>
@@ -29,7 +30,7 @@ namespace fastagg::engine {
 
 class Core;
 
-// An answer in a transaction, and the results of its stages.
+// An answer in a transaction, with the results of the stages so far.
 struct PendingAnswer {
   Answer* answer = nullptr;
   Ledger::TaskReference task{};
@@ -39,28 +40,28 @@ struct PendingAnswer {
   log::RecordList record;
   store::Vector base;
   double norm = 0.0;
-  std::vector<int64_t> participants;  // the counts of the answer's clients (participation.h); empty: not counted
-  bool counts = true;                 // false: a rule has dropped the answer
+  std::vector<int64_t> participants;  // the places of the answer's clients in Participation; empty: not counted
+  bool counts = true;                 // whether the update counts; false: the answer only ends its task
   bool is_misformed = false;          // whether the answer looks like another form than its sender states
 };
 
 // The plan of a step.
 struct Step {
-  bool planned = false;   // whether the direction has a plan
+  bool planned = false;   // whether the direction has planned the updates
   bool has_run = false;   // whether the plan's kernels have been called
-  bool finishes = false;  // whether the host language works on the next version, which may fail
+  bool finishes = false;  // whether the host language takes part in the step, and may fail
   Outcome outcome = Outcome::kKept;
   double lr = 0.0;
-  store::Vector next;  // the next version; none: the step is in place
-  store::Vector sum;   // the planned sum, whose memory may become the next version's
+  store::Vector next;  // the memory of the next version; empty: the step is in place
+  store::Vector sum;   // the planned sum, whose memory may become the next version
   Optimizer kernel;
-  std::optional<OptimizerState> moments;  // a copy of the optimizer, if the real one must not change yet
+  std::optional<OptimizerState> moments;  // a copy of the optimizer's state, which the step changes; none: in place
   Bounds bounds;
-  std::unique_ptr<Change> change, statistics;  // made by the extension
-  log::RecordList record;                      // the record of a round's end
+  std::unique_ptr<Change> change, statistics;  // changes by the extension; null: none
+  log::RecordList record;                      // the log record of a round's end
 };
 
-// Memory that transactions reuse.
+// Memory that is kept from one transaction to the next, so that transactions rarely allocate.
 struct TransactionScratch {
   std::vector<PendingAnswer> pending;
   Contributions contributions;
@@ -74,7 +75,7 @@ class Stages {
   Stages& operator=(const Stages&) = delete;
 
  protected:
-  // Refuses if the log could not acknowledge the change.
+  // Throws Refusal, kNotDurable or kBusy, if the log takes no more records now.
   explicit Stages(Core& core);
   ~Stages() { pending_.clear(); }
 
@@ -102,8 +103,8 @@ class Stages {
 
 class Transaction : protected Stages {
  public:
-  // Carries out the change. Returns false, with nothing changed, if there is nothing to do or if an answer of a batch
-  // is not valid. Throws Refusal, or the extension's exception, with nothing changed.
+  // Executes all stages. Returns false, with nothing changed, if there is nothing to do or if an answer of a batch is
+  // invalid. Throws Refusal, or the extension's exception, with nothing changed.
   bool execute();
 
  protected:
@@ -127,7 +128,7 @@ class Transaction : protected Stages {
 class AnswerTransaction final : public Transaction {
  public:
   AnswerTransaction(Core& core, Answer& answer) : Transaction(core), answer_(answer) {}
-  // Rejects an answer early if it is certainly invalid.
+  // Refuses an answer that is certainly invalid, before anything is done for the answer.
   void check();
 
  private:
@@ -144,21 +145,21 @@ class AnswerTransaction final : public Transaction {
   bool reads_once_ = false;
 };
 
-// Takes several trained models or updates in one pass, at most as many as the buffer has room for.
+// Executes several answers with trained models, or with updates, in one pass. The buffer must have room for all.
 class BatchTransaction final : public Transaction {
  public:
-  // How many of these answers, from the first on, one pass can take.
+  // Returns how many of these answers, from the first on, one pass can execute. 0: not even the first.
   static size_t capacity(const Core& core, const Answer* answers, size_t count);
 
   BatchTransaction(Core& core, Answer* answers, size_t count) : Transaction(core), answers_(answers), count_(count) {}
-  // After `execute`: how many answers counted. If `execute` returned false: how many of the first answers may be tried
-  // again together.
+  // If `execute` returned true: how many answers have counted. If false: how many of the first answers may be tried
+  // again in one pass.
   size_t fit() const { return fit_; }
 
  private:
   bool find() override;
-  void inspect() override {}  // `read` inspects the updates, in the pass that adds them
-  void prepare() override {}  // a batch has no answers that the extension prepares
+  void inspect() override {}  // `read` checks the updates, in the pass that adds them
+  void prepare() override {}  // the extension prepares no answer of a batch
   bool plan() override;
   bool read() override;
   void decide() override;
@@ -171,7 +172,7 @@ class BatchTransaction final : public Transaction {
 
 class RoundEndTransaction final : public Transaction {
  public:
-  // `recorded`: in a recovery, the outcome that the round's end must have. Otherwise null.
+  // `recorded`: in a recovery, the outcome that the log has for this round's end. Otherwise null.
   RoundEndTransaction(Core& core, Receipt& receipt, const log::RecordFields* recorded = nullptr)
       : Transaction(core), receipt_(receipt), recorded_(recorded) {}
 

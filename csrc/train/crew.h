@@ -1,5 +1,5 @@
-// Threads that train clients ahead of time. If no thread has begun a task, the caller that waits for it trains it
-// itself.
+// Threads that train clients before their updates are needed. When an update is needed and no thread has begun the
+// client's task, the caller trains the client itself.
 #pragma once
 
 #include <condition_variable>
@@ -25,25 +25,25 @@ struct CrewTask {
 
 class Crew {
  public:
-  // Makes a crew. In a forked child a crew is neither used nor destroyed, because the child has none of its threads.
+  // Makes a crew. A forked child process has none of the crew's threads, so it neither uses nor destroys the crew.
   static std::shared_ptr<Crew> make(int64_t threads);
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
   ~Crew();
 
   void add(CrewTask& task);
-  // Returns when the task is done. Throws the task's exception.
+  // Waits until the task is done. Throws the exception of its training.
   void finish(CrewTask& task);
-  // Cancels a task. Returns when no thread works on it.
+  // Cancels a task, or waits until a thread that has begun the task is done.
   void drop(CrewTask& task);
 
  private:
   explicit Crew(int64_t threads);
   bool is_here() const;
   void work();
-  // Runs the task without the lock. Then locks the lock again.
+  // Must be called with the lock. Runs the task without the lock, and takes the lock again.
   void run(CrewTask& task, std::unique_lock<std::mutex>& lock);
-  bool take(CrewTask& task);  // removes the task from the waiting tasks; false: the task was not waiting
+  bool take(CrewTask& task);  // removes the task from `waiting_`; returns false if the task is not there
 
   const int64_t process_;
   std::mutex mutex_;

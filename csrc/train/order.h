@@ -1,5 +1,5 @@
-// The same random numbers and permutations as NumPy's. NumPy's generator is not built, because that takes longer than
-// drawing the numbers.
+// Draws the random numbers and permutations that NumPy would draw from the same seed. This is faster, because creating
+// NumPy's generator takes longer than the draws.
 #pragma once
 
 #include <stdint.h>
@@ -12,7 +12,7 @@ __extension__ typedef unsigned __int128 Wide;
 constexpr Wide wide(uint64_t high, uint64_t low) { return (Wide{high} << 64) | low; }
 constexpr Wide kMultiplier = wide(0x2360ED051FC65DA4u, 0x4385DF649FCCF645u);
 
-// A numpy.random.Generator of PCG64 (O'Neill 2014, XSL-RR), from the four words of its seed.
+// A numpy.random.Generator with PCG64 (O'Neill 2014, XSL-RR). `words`: the four words that NumPy derives from the seed.
 class Pcg64 {
  public:
   explicit Pcg64(const uint64_t words[4])
@@ -25,7 +25,7 @@ class Pcg64 {
     return (word >> turn) | (word << (-turn & 63));
   }
 
-  // Draws a number from 0 to below 1, as Generator.random does.
+  // Draws a number in [0, 1), as Generator.random does.
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
 
   // Draws a number in 0..count-1, as NumPy's Generator.integers does (Lemire 2019).

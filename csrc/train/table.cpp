@@ -1,4 +1,4 @@
-// Computes a network's shapes, memory and lists of offsets. This is done once for each network.
+// Builds a network's table (net.h) once: the shapes of its images, its memory, and its lists of offsets.
 #include "table.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 namespace fastagg::train {
 namespace {
 
-constexpr int64_t kInCache = 1 << 19;  // the most bytes that all images of a block of samples take
-constexpr int64_t kLongEnough = 64;    // an incomplete tile hardly slows a product with more rows
+constexpr int64_t kInCache = 1 << 19;  // the most bytes of the images of a block, which should fit into a cache
+constexpr int64_t kLongEnough = 64;    // a product of at least this many rows loses little time to an incomplete tile
 
 void need(bool holds, const std::string& what) {
   if (!holds) throw Refusal(Why::kSetting, "train: " + what);
@@ -25,13 +25,13 @@ void need(bool holds, const std::string& what) {
 
 int64_t whole_groups(int64_t channels) { return (channels + kChannels - 1) / kChannels * kChannels; }
 
-// One side of a convolution, as the input's gradient reads it. For each tap that reaches a phase, the input pixel i of
-// the phase gets a part from output pixel i + reach.
+// One side (height or width) of a convolution, for the gradient of its input. Phases are as in net.h. For each tap that
+// reaches a phase, pixel i of the phase gets a part of its gradient from output pixel i + reach.
 struct Side {
   int64_t size, out, kernel, stride, padding;
 
   bool whole() const { return out == 1 && padding == 0 && kernel == size; }
-  // If the window is the whole side, one tap reaches each pixel.
+  // If the kernel covers the whole side, each pixel is a phase of its own, which one tap reaches.
   int64_t phases() const { return whole() ? size : stride; }
   int64_t pixels(int64_t phase) const { return whole() ? 1 : (size - phase + stride - 1) / stride; }
   int64_t pixel(int64_t phase, int64_t i) const { return whole() ? phase : phase + i * stride; }
@@ -89,7 +89,7 @@ class LayerTable::Builder {
             description.stride[which], description.padding[which]};
   }
 
-  // Whether the output has other pixels than the input.
+  // Whether height or width of the output may differ from the input's.
   static bool reshapes(const Description& description) {
     return description.kind == "convolution" || description.kind == "max_pool" || description.kind == "mean_pool" ||
            description.kind == "flatten";
@@ -122,8 +122,8 @@ class LayerTable::Builder {
     return image(description.kind == "convolution" ? description.channels : in.channels, out[0], out[1]);
   }
 
-  // Makes borders as wide as any reader needs. A layer that goes from pixel to pixel needs the same border on both
-  // images.
+  // Makes each image's border as wide as any layer needs. A layer that computes each output pixel from the same input
+  // pixel needs equal borders.
   void share_borders() {
     for (size_t i = 0; i < descriptions_.size(); ++i) {
       if (descriptions_[i].kind != "convolution") continue;
@@ -150,8 +150,8 @@ class LayerTable::Builder {
   void place_pixels() {
     for (Image& each : images_) {
       each.padded = whole_groups(each.channels);
-      // A product reads its left side element by element. So the channels of an image that only products read need no
-      // padding.
+      // A convolution reads single elements of its input. So if only convolutions read the first image, its channels
+      // need no padding.
       if (&each == &images_.front() &&
           std::all_of(descriptions_.begin(), descriptions_.end(), [](const Description& description) {
             return (description.in != 0 || description.kind == "convolution") && description.other != 0;
@@ -172,7 +172,7 @@ class LayerTable::Builder {
 
   void place(int64_t flat, int64_t packed) { to_.places_[static_cast<size_t>(flat)] = static_cast<int32_t>(packed); }
 
-  // Packs a vector with an element for each channel. Returns its place.
+  // Packs a vector with an element for each channel. Returns the vector's place.
   int64_t pack_channels(int64_t flat, const Image& image) {
     need(flat >= 0 && flat + image.channels <= to_.parameters_, "parameters outside the model");
     const int64_t first = pack(whole_groups(image.channels));
@@ -180,7 +180,7 @@ class LayerTable::Builder {
     return first;
   }
 
-  // Packs torch's weights [out, in, height, width] as groups of 16 outputs, each [height, width, in].
+  // Packs torch's weights [out, in, height, width] in groups of 16 outputs, each [height, width, in, 16].
   int64_t pack_weights(const Description& description, const Image& in, const Image& out) {
     const int64_t taps = description.kernel[0] * description.kernel[1], depth = taps * in.channels;
     need(description.weight >= 0 && description.weight + out.channels * depth <= to_.parameters_,
@@ -199,7 +199,7 @@ class LayerTable::Builder {
   }
 
   void add_layers() {
-    zero_ = pack(kChannels);  // no parameter is placed there, so these numbers stay zero
+    zero_ = pack(kChannels);  // no parameter is placed here, so these floats stay zero
     static const std::map<std::string, LayerKind> kinds{
         {"convolution", kConvolution}, {"batch_norm", kNormalise}, {"group_norm", kGroupNorm}, {"sum", kSum},
         {"max_pool", kMaxPool},        {"mean_pool", kMeanPool},   {"flatten", kFlatten}};
@@ -246,7 +246,7 @@ class LayerTable::Builder {
     to_.layers_.push_back(last);
   }
 
-  // Marks images that need gradients, and layers that add to an input's gradient that another layer has written before.
+  // Marks images that need gradients, and layers that add to a gradient because another layer writes it first.
   void mark_parts() {
     learns_.assign(images_.size(), false);
     readers_.assign(images_.size(), 0);
@@ -260,14 +260,14 @@ class LayerTable::Builder {
     }
     std::vector<bool> has_slope(images_.size(), false);
     for (auto each = to_.layers_.rbegin(); each != to_.layers_.rend(); ++each) {
-      if (each->kind == kNormalise) continue;  // the layer of the norm's sums passes the gradient on
+      if (each->kind == kNormalise) continue;  // the layer before, kMoments, writes the gradient of the input
       each->adds = has_slope[static_cast<size_t>(each->in)];
       has_slope[static_cast<size_t>(each->in)] = true;
       if (each->other < 0) continue;
       each->other_adds = has_slope[static_cast<size_t>(each->other)];
       has_slope[static_cast<size_t>(each->other)] = true;
     }
-    for (Layer& each : to_.layers_)  // to other layers, BatchNorm's two layers are one
+    for (Layer& each : to_.layers_)  // both layers of BatchNorm have the output of the second
       if (each.kind == kMoments) each.out = (&each + 1)->out;
   }
 
@@ -289,7 +289,7 @@ class LayerTable::Builder {
     for (auto each = to_.layers_.rbegin(); each != to_.layers_.rend(); ++each) {
       Image& in = images_[static_cast<size_t>(each->in)];
       const Image& out = images_[static_cast<size_t>(each->out)];
-      // A norm's input gradient takes the memory of its output gradient, if no other layer adds to the former.
+      // The gradient of a norm's input takes the memory of the output's gradient, if no other layer reads the input.
       if ((each->kind == kMoments || each->kind == kGroupNorm) && in.slopes >= 0 &&
           readers_[static_cast<size_t>(each->in)] == 1)
         in.slopes = out.slopes;
@@ -337,7 +337,7 @@ class LayerTable::Builder {
     net.turned_weights = take(net.turned);
   }
 
-  // Adds a convolution's phases. Returns the largest number of taps times channels in a phase.
+  // Adds a convolution's phases. Returns the largest depth of a phase.
   int64_t add_phases(Layer& layer, const Image& in, const Image& out) {
     const Description& description = descriptions_[static_cast<size_t>(layer.out) - 1];
     const Side rows = side(description, in, out, 0), columns = side(description, in, out, 1);
@@ -382,7 +382,7 @@ class LayerTable::Builder {
     return longest;
   }
 
-  // Lists the places of these taps' weights as groups of 16 inputs, each [taps, out]. Returns the list's place.
+  // Lists the places of these taps' weights in groups of 16 inputs, each [taps, out, 16]. Returns the list's start.
   int64_t turn(const Layer& layer, const Image& in, const Image& out, const std::vector<int64_t>& taps) {
     const auto first = static_cast<int64_t>(to_.turning_.size());
     const int64_t depth = static_cast<int64_t>(taps.size()) * out.channels;
@@ -436,7 +436,7 @@ void LayerTable::train(const TrainCall& call) {
       memory_->idle.pop_back();
     }
   }
-  // Borders and padded channels must be zeros. Training never writes to them.
+  // Borders and padding channels must be zeros. Training never writes other values to them.
   if (memory == nullptr) {
     const size_t nbytes = static_cast<size_t>(workspace_) * sizeof(float);
     memory = store::block_of(nbytes);

@@ -1,4 +1,4 @@
-// Builds networks from descriptions of their layers.
+// Tables of layers (net.h), which are built from descriptions of the layers. The bindings make the descriptions.
 #pragma once
 
 #include <array>
@@ -11,23 +11,23 @@
 
 namespace fastagg::train {
 
-// A layer as Python describes it. Images are numbered: image 0 is the input, and image i+1 is the output of layer i.
+// A layer as Python describes it. Image 0 is the input, and image i+1 is the output of layer i.
 struct Description {
-  std::string kind;  // convolution, batch_norm, group_norm, sum, max_pool, mean_pool, flatten
+  std::string kind;  // convolution, batch_norm, group_norm, sum, max_pool, mean_pool or flatten
   int64_t in = 0, other = -1;
   bool relu = false;
-  int64_t channels = 0;  // the number of channels of a convolution's output
+  int64_t channels = 0;  // for a convolution: the channels of its output
   std::array<int64_t, 2> kernel{1, 1}, stride{1, 1}, padding{0, 0};
   int64_t groups = 1;
   float eps = 0.0f, momentum = 0.0f;
-  int64_t weight = -1, bias = -1, mean = -1, variance = -1;  // places in the flat parameters, and in the buffers
+  int64_t weight = -1, bias = -1, mean = -1, variance = -1;  // offsets in the flat parameters and the buffers; -1: none
 };
 
 struct ImageShape {
   int64_t channels, height, width;
 };
 
-// Owns a network's lists. Any number of threads may train on one table.
+// A network, and the memory of its lists. Any number of threads may train with one table.
 class LayerTable {
  public:
   // `batch`: the most samples in a batch. Throws Refusal (csrc/refusal.h) if the layers do not fit together.
@@ -41,7 +41,7 @@ class LayerTable {
   int64_t batch() const { return net_.batch; }
   // Trains a client. The caller must have checked that lengths are 1..batch and that indices and labels are in range.
   void train(const TrainCall& call);
-  // Writes the outputs for `samples` inputs, one after the other. Norms use the running statistics.
+  // Writes the network's outputs for `samples` inputs, one after the other. Norms use the running statistics.
   void evaluate(const float* start, float* buffers, const float* x, int64_t samples, float* outputs);
 
  private:
@@ -56,7 +56,7 @@ class LayerTable {
   std::vector<int32_t> places_, turning_;
   int64_t parameters_, workspace_ = 0;
   Net net_{};
-  std::unique_ptr<TableMemory> memory_;  // workspaces that no thread is using
+  std::unique_ptr<TableMemory> memory_;  // the workspaces that no thread is using
 };
 
 }  // namespace fastagg::train

@@ -1,6 +1,7 @@
-// Local steps of SGD on one client, for each instruction set. All sums have a fixed shape: lanes are channels, and a
-// sum over pixels and samples goes through them in order, in parts that only the table of layers determines. Products
-// are fused multiply-adds (IEEE, one rounding) on every instruction set.
+// Trains one client with SGD, or computes a network's outputs, by the table of layers (net.h). cpu/kernels.inl includes
+// this file for each instruction set. Results are the same on all of them. The lanes of a vector are channels. A sum
+// over pixels and samples adds them in order, in parts that depend only on the table. Products are fused multiply-adds
+// (IEEE 754, one rounding).
 
 using train::Image;
 using train::kChannels;
@@ -9,19 +10,19 @@ using train::Net;
 using train::Phase;
 using train::TrainCall;
 
-constexpr int64_t kPart = 64;  // the pixels of one step of a gradient's product; these pixels stay in the L1 cache
+constexpr int64_t kPart = 64;  // the pixels that one product of a weight's gradient reads, few enough for the L1 cache
 
-FASTAGG_FN F splat(float value) { return value - F{}; }  // F{} + value would turn -0 into 0
+FASTAGG_FN F splat(float value) { return value - F{}; }  // plus would turn -0 into 0
 FASTAGG_FN F at(const float* from) { return vector_at<F>(from); }
-FASTAGG_FN F rectified(F value) { return Simd::larger(F{}, value); }  // keeps NaN
+FASTAGG_FN F rectified(F value) { return Simd::larger(F{}, value); }  // NaN stays NaN
 FASTAGG_FN F rectified_slope(F slope, F value) { return (F)((U)slope & ~(U)(value <= F{})); }
 
 struct Work {
   const Net& net;
   const TrainCall& call;
   float* memory;
-  int64_t count;         // samples of this batch
-  const int64_t* index;  // the samples of this batch
+  int64_t count;         // the number of samples in the batch
+  const int64_t* index;  // the indices of the samples in the client's data
 
   float* values(int32_t image) const { return memory + net.images[image].values; }
   float* slopes(int32_t image) const { return memory + net.images[image].slopes; }
@@ -29,28 +30,29 @@ struct Work {
   float* gradient(int64_t place) const { return memory + net.gradient + place; }
 };
 
-// A product: out[out_rows[r]] (+)= init + sum over j of a[rows[r] + columns[j]] * b[lines[j]], for groups of 16 columns
-// of b.
+// A matrix product. For each row r, and each group of 16 columns of b: out[out_row[r]] = init + sum over j of a[row[r]
+// + column[j]] * b[line[j]]. `add`: whether this is added to `out`. `relu`: whether ReLU follows.
 struct Product {
-  int64_t rows, depth, width;  // `width`: columns that are used; other columns, up to a group's end, are zeros
+  int64_t rows, depth, width;  // `width`: the used columns of b; other columns, up to the end of a group, are zeros
   const float* a;
   const int32_t *row, *column;
   const float* b;
-  const int32_t* line;  // null: 0, 16, 32, ...
-  int64_t b_group;      // step to the next group of columns
+  const int32_t* line;  // null: line[j] is 16*j
+  int64_t b_group;      // the distance from one group of columns of b to the next
   float* out;
   const int32_t* out_row;
   int64_t out_group;
-  const float* init;  // by column, or null
+  const float* init;  // by column; null: zeros
   bool add, relu;
 };
 
-// A tile of a product: some rows times some groups, where a group is some vectors. A tile's sums fit in the registers.
+// Computes tiles of a product. A tile is `Rows` rows times `Groups` groups of columns. A group is `Vectors` vectors.
+// All sums of a tile fit in the registers.
 template <typename Vector, int64_t Vectors, int64_t Rows, int64_t Groups>
 struct Tile {
   static constexpr int64_t kLanes = sizeof(Vector) / sizeof(float), kWide = Groups * Vectors;
 
-  // Computes at most `Height` rows from row r on, of `Groups` groups. `Dense`: lines of b follow each other in memory.
+  // Computes at most `Height` rows from row r on, of `Groups` groups. `Dense`: whether line[j] is 16*j.
   template <int64_t Height, bool Dense>
   FASTAGG_FN void compute(const Product& p, int64_t group, int64_t r) {
     const int64_t rows = p.rows - r, b_group = p.b_group;
@@ -75,7 +77,7 @@ struct Tile {
       const int64_t number = *column;
       FASTAGG_UNROLL
       for (int64_t t = 0; t < Height; ++t) {
-        const Vector left = from[t][number] - Vector{};  // minus, because + would turn -0 into 0
+        const Vector left = from[t][number] - Vector{};  // minus, because plus would turn -0 into 0
         FASTAGG_UNROLL
         for (int64_t v = 0; v < kWide; ++v) sum[t][v] = Simd::multiply_add(left, right[v], sum[t][v]);
       }
@@ -88,7 +90,7 @@ struct Tile {
       for (int64_t v = 0; v < kWide; ++v) {
         float* to = out + v / Vectors * p.out_group + v % Vectors * kLanes;
         const Vector value = p.add ? vector_at<Vector>(to) + sum[t][v] : sum[t][v];
-        put_vector(p.relu ? Simd::larger(Vector{}, value) : value, to);  // keeps NaN
+        put_vector(p.relu ? Simd::larger(Vector{}, value) : value, to);  // NaN stays NaN
       }
     }
   }
@@ -119,8 +121,7 @@ void product(const Product& p) {
   }
 }
 
-// Calls act(offset, count) for every row of samples first..last-1 of an image. Without a border, all pixels are one
-// row.
+// Calls act(offset, count) for every row of pixels of samples first..last-1. Without a border, an image is one row.
 template <typename Act>
 FASTAGG_FN void for_rows(const Image& image, int64_t first, int64_t last, Act act) {
   const bool whole = image.border == 0;
@@ -136,8 +137,9 @@ FASTAGG_FN void for_vectors(const Image& image, int64_t first, int64_t last, Act
   });
 }
 
-// Calls act(channel, sums) with sums over one sample's pixels. each(offset, channel) returns the `Count` vectors that
-// are summed. There are four partial sums, which are added at the end, so that additions need not wait for each other.
+// Calls act(c, sums) for each vector of channels, which begins at channel c. The sums are over one sample's pixels.
+// each(offset, c) returns the `Count` vectors to sum. Each sum has four parts, which are added at the end, so that an
+// addition need not wait for the previous addition.
 template <int Count>
 struct LaneSums {
   F of[Count];
@@ -207,8 +209,7 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
                w.net.lines, layer.depth * kChannels, nullptr, s + j != 0, false});
     }
     if (in.slopes < 0) continue;
-    // The loop takes a few rows of every phase at a time, because all phases read the same part of the output's
-    // gradient.
+    // The loop takes a few rows of every phase at a time. All phases then read the same part of the output's gradient.
     int64_t largest = 0;
     for (int64_t i = 0; i < layer.phase_count; ++i)
       largest = layer.phases[i].rows > largest ? layer.phases[i].rows : largest;
@@ -224,7 +225,7 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
   }
 }
 
-// Computes y = x*scale + shift by channel. The channels' factors begin at `scale`, and their terms at `shift`.
+// Computes y = x*scale + shift, then ReLU if the layer has one. `scale` and `shift` have an element for each channel.
 FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t last, const float* scale,
                        const float* shift) {
   const Image& image = w.net.images[layer.out];
@@ -239,8 +240,8 @@ FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t
   });
 }
 
-// The gradient behind a norm's ReLU. It is dy where `scaled` gave more than zero, else 0. The output is computed again
-// from x, which the gradient needs anyway.
+// Computes the gradient of a norm's result before its ReLU: dy where the result of `scaled` is positive, otherwise 0.
+// That result is computed again from x, which the gradient needs anyway.
 struct Slope {
   const Layer& layer;
   const float *scale, *shift;
@@ -250,7 +251,7 @@ struct Slope {
   }
 };
 
-// Computes dx (+)= dy*a + x*b + c by channel. dx and dy may be the same array.
+// Computes dx = dy*a + x*b + c by channel, or adds this to dx if `layer.adds`. dx and dy may be the same array.
 FASTAGG_FN void scaled_back(const Work& w, const Slope& slope, int64_t first, int64_t last, const float* a,
                             const float* b, const float* c) {
   const Layer& layer = slope.layer;
@@ -268,7 +269,7 @@ FASTAGG_FN void scaled_back(const Work& w, const Slope& slope, int64_t first, in
   });
 }
 
-// Sums dy and dy*(x - mean) over a sample's pixels.
+// Computes the sums of dy and of dy*(x - mean) over a sample's pixels.
 template <typename Act>
 FASTAGG_FN void slope_sums(const Work& w, const Slope& slope, int64_t sample, const float* mean, Act act) {
   const float *x = w.values(slope.layer.in), *dy = w.slopes(slope.layer.out);
@@ -281,7 +282,8 @@ FASTAGG_FN void slope_sums(const Work& w, const Slope& slope, int64_t sample, co
       act);
 }
 
-// BatchNorm. Its scratch has mean, sum of squares about the mean, then the vectors of `scaled` and `scaled_back`.
+// The scratch memory of BatchNorm, by channel: the mean, the sum of squares about the mean, then the vectors that
+// `scaled` and `scaled_back` read.
 struct Norm {
   float *mean, *squares, *inverse, *scale, *shift, *beta, *gamma;
   Norm(const Work& w, const Layer& layer) {
@@ -295,7 +297,7 @@ struct Norm {
   }
 };
 
-// Adds samples to the mean and the sum of squares of earlier samples (Chan, Golub and LeVeque 1979).
+// Adds samples to the mean and to the sum of squares of earlier samples (Chan, Golub and LeVeque 1979).
 void moments(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   if (w.call.outputs) return;
   const Norm norm(w, layer);
@@ -356,7 +358,7 @@ void normalise_back(const Work& w, const Layer& layer, int64_t first, int64_t la
     });
 }
 
-// Prepares dx = scale*(dy - beta/n - (x - mean)*inverse^2*gamma/n) in the form a*dy + b*x + c.
+// Computes a, b and c, with which a*dy + b*x + c is dx = scale*(dy - beta/n - (x - mean)*inverse^2*gamma/n).
 void finish_normalise_back(const Work& w, const Layer& layer) {
   const Norm norm(w, layer);
   const Image& image = w.net.images[layer.in];
@@ -373,12 +375,12 @@ void finish_normalise_back(const Work& w, const Layer& layer) {
 
 void moments_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const Norm norm(w, layer);
-  const Slope slope{*(&layer + 1), norm.scale, norm.shift};  // the layer kNormalise follows its sums
+  const Slope slope{*(&layer + 1), norm.scale, norm.shift};  // kNormalise follows kMoments in the table
   scaled_back(w, slope, first, last, norm.scale, norm.gamma, norm.squares);
 }
 
-// GroupNorm. Its scratch has sums by channel, the vectors of `scaled` and `scaled_back`, then the mean and the inverse
-// deviation of every sample's channels.
+// The scratch memory of GroupNorm, by channel: sums, the vectors that `scaled` and `scaled_back` read, then the mean
+// and the inverse standard deviation for every sample.
 struct GroupScratch {
   float *sums, *products, *scale, *shift, *slope, *rest, *own;
   int64_t padded;
@@ -392,7 +394,6 @@ struct GroupScratch {
   }
   float* mean(int64_t sample) const { return own + 2 * sample * padded; }
   float* inverse(int64_t sample) const { return own + (2 * sample + 1) * padded; }
-  // Sets `scale` and `shift` for the sample's values.
   void transform(int64_t sample, const float* gain, const float* offset) const {
     for (int64_t c = 0; c < padded; ++c) {
       scale[c] = inverse(sample)[c] * gain[c];
@@ -401,7 +402,8 @@ struct GroupScratch {
   }
 };
 
-// Sets each of a group's channels to finish(sum over the group's channels of values, optionally times gain; the first).
+// Sets `out` of all channels of a group to finish(sum, c). `sum` is the sum of the group's values, each times its gain
+// unless `gain` is null. c is the group's first channel.
 template <typename Finish>
 FASTAGG_FN void over_group(const Layer& layer, int64_t channels, const float* values, const float* gain, float* out,
                            Finish finish) {
@@ -467,7 +469,7 @@ void group_norm_back(const Work& w, const Layer& layer, int64_t first, int64_t l
   }
 }
 
-// Adds one or two terms, then applies ReLU if the layer has one.
+// Adds two images, or copies one. Then applies ReLU if the layer has one.
 void add(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const float *a = w.values(layer.in), *b = layer.other < 0 ? nullptr : w.values(layer.other);
   float* y = w.values(layer.out);
@@ -490,7 +492,8 @@ void add_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   pass(layer.other, layer.other_adds);
 }
 
-// Calls act(offset in the image, offset in a vector in torch's order) for every number of the samples.
+// Calls act(from, to) for every value of samples first..last-1. `from` is the value's offset in the image. `to` is its
+// offset in the flattened image, which has torch's order: channels, height, width.
 template <typename Act>
 FASTAGG_FN void for_numbers(const Work& w, const Layer& layer, int64_t first, int64_t last, Act act) {
   const Image& in = w.net.images[layer.in];
@@ -516,8 +519,8 @@ void flatten_back(const Work& w, const Layer& layer, int64_t first, int64_t last
               [&](int64_t to, int64_t from) { dx[to] = layer.adds ? dx[to] + dy[from] : dy[from]; });
 }
 
-// Calls act(output offset, first tap's offset, taps by side) for each vector of channels in each window of a pooling
-// layer.
+// For each window of a pooling layer and each vector of channels, calls act(output offset, offset of the first input
+// pixel, rows, columns). Rows and columns count the window's pixels inside the image.
 template <typename Act>
 FASTAGG_FN void for_windows(const Work& w, const Layer& layer, int64_t first, int64_t last, Act act) {
   const Image &in = w.net.images[layer.in], &out = w.net.images[layer.out];
@@ -546,7 +549,7 @@ void pool(const Work& w, const Layer& layer, int64_t first, int64_t last) {
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j) {
         const F each = at(x + from + i * in.row + j * in.padded);
-        // NaN counts as the largest, as in torch.
+        // As in torch, NaN counts as the largest value.
         result = largest ? chosen(~(each <= result), each, result) : result + each;
       }
     if (!largest) result = result * share;
@@ -564,7 +567,7 @@ void pool_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const F share = splat(1.0f / static_cast<float>(layer.kernel[0] * layer.kernel[1]));
   for_windows(w, layer, first, last, [&](int64_t to, int64_t from, int64_t rows, int64_t columns) {
     const F slope = at(dy + to), largest = at(y + to);
-    I left = ~I{};  // lanes without a hit so far: the first of equal values gets the gradient
+    I left = ~I{};  // lanes whose largest value was not found yet; only the first of equal values gets the gradient
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j) {
         const int64_t place = from + i * in.row + j * in.padded;
@@ -579,7 +582,7 @@ void pool_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   });
 }
 
-// Computes the gradient of the mean loss with respect to the outputs.
+// Computes the gradient of the mean cross-entropy loss with respect to the outputs.
 void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const Image& image = w.net.images[layer.in];
   const int64_t classes = image.channels;
@@ -596,7 +599,7 @@ void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   }
 }
 
-// Copies samples into the workspace, channels last.
+// Copies the samples into image 0, with channels last.
 void gather(const Work& w, int64_t first, int64_t last) {
   const Image& image = w.net.images[0];
   const int64_t pixels = image.height * image.width;
@@ -650,9 +653,9 @@ void backward(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   }
 }
 
-// Computes all gradients of one batch, or only its outputs. A block of samples passes layer after layer while the block
-// is in the cache. The block waits where all samples must have arrived first: at BatchNorm's sums, and at layers of one
-// pixel, whose products need many samples.
+// Computes all gradients of a batch, or only its outputs. A block of samples passes several layers in turn, while the
+// block is in the cache. Two kinds of layers need all samples of the batch first: BatchNorm, because of its sums, and
+// layers of one pixel, because their products are fast only with many samples.
 void run_batch(const Work& w) {
   const Net& net = w.net;
   const int64_t passes = w.call.outputs ? net.layer_count - 1 : 2 * net.layer_count;
@@ -687,7 +690,7 @@ void run_batch(const Work& w) {
   }
 }
 
-// Copies the batch's outputs to the places of its samples.
+// Copies the outputs of the batch to the places of its samples in `call.outputs`.
 void put_outputs(const Work& w) {
   const int32_t last = w.net.layers[w.net.layer_count - 1].in;
   const Image& image = w.net.images[last];
