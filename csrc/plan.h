@@ -35,9 +35,9 @@ struct Piece {
   Dtype dtype;
 };
 
-// The numbers of an update. If `limit` is finite, the numbers were measured in memory that their sender may change. The
-// kernels then read each number once more and limit its magnitude: NaN becomes -limit. Numbers that nobody changed stay
-// as they are.
+// The elements of an update. If `limit` is finite, the elements were measured, and lie in memory that their sender may
+// still write to. Kernels then limit each element's magnitude to `limit` while they read the element. A NaN gets the
+// magnitude `limit`. An element that nobody has changed keeps its value.
 struct Update {
   std::vector<Piece> pieces;
   int64_t size = 0;

@@ -1,4 +1,4 @@
-// Code that all passes over an update share: runs, blocks, and the division of work between threads.
+// Helpers for passes over an update. They read its elements in runs or blocks, and divide the work between threads.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace fastagg::cpu {
 struct alignas(64) Scratch {
   float values[kBlock];
 
-  // Returns `from` itself if its n values are a whole block, else a copy that is padded with zeros.
+  // Returns `from` itself if its n values are a whole block, otherwise a copy in `values`, padded with zeros.
   const float* padded(const float* from, int64_t n) {
     if (n == kBlock) return from;
     std::memcpy(values, from, static_cast<size_t>(n) * sizeof(float));
@@ -46,7 +46,7 @@ inline void widen(const Kernels& table, const Piece& piece, int64_t offset, floa
 
 inline uint32_t limit_bits(const Update& update) { return update.is_limited() ? bits_of(update.limit) : kNoLimit; }
 
-// Copies elements of a piece to `out` as fp32, within the update's limit.
+// Converts n elements of a piece to fp32, limits their magnitudes to the update's limit, and writes them to `out`.
 inline void read_piece(const Kernels& table, const Update& update, const Piece& piece, int64_t offset, float* out,
                        int64_t n) {
   if (!update.is_limited()) return widen(table, piece, offset, out, n);
@@ -56,15 +56,15 @@ inline void read_piece(const Kernels& table, const Update& update, const Piece& 
               tuning().prefetch);
 }
 
-// Whether an update's elements in this piece can be read in place.
+// Whether kernels can read this piece's elements where they are: fp32 elements, without a limit.
 inline bool is_plain(const Update& update, const Piece& piece) {
   return piece.dtype == kFloat32 && !update.is_limited();
 }
 
-// Calls visit(values, at, n) for consecutive runs that together are elements begin..end-1. A run of a plain piece is as
-// long as possible and is read in place. Other pieces are copied into `scratch`, one block at a time, so that `scratch`
-// stays in the L1 cache.
-// `limits`: whether `visit` itself limits the values, so that a limited update may be read in place.
+// Calls visit(values, at, n) for consecutive runs that together cover elements begin..end-1. A run of a plain piece is
+// as long as possible and is read in place. Other pieces are converted by read_piece in `scratch`, one block at a time,
+// so that `scratch` stays in the L1 cache. `limits`: whether `visit` limits the values itself. Then a limited fp32
+// piece is also read in place.
 template <typename Visit>
 void for_each_run(const Update& update, const Kernels& table, int64_t begin, int64_t end, Visit visit,
                   bool limits = false) {
@@ -82,8 +82,8 @@ void for_each_run(const Update& update, const Kernels& table, int64_t begin, int
   }
 }
 
-// Reads whole blocks of an update in increasing order. A block is read in place if possible, otherwise it is assembled
-// in scratch.
+// Reads blocks of an update in increasing order. A block inside one fp32 piece is read in place. Other blocks are
+// copied to scratch.
 class BlockReader {
  public:
   BlockReader(const Update& update, const Kernels& table, int64_t position)
@@ -118,11 +118,11 @@ class BlockReader {
 };
 
 // Reads each element of an update once. Calls visit(values, at, n) for runs of fp32 copies in the L1 cache. The calls
-// come in any order and from several threads. Returns the sum of squares of the values read (norms.cpp).
+// come in any order and from several threads. Returns the sum of squares of the values (norms.cpp).
 using Visit = std::function<void(const float* values, int64_t at, int64_t n)>;
 double read_once(const Update& update, const Visit& visit);
 
-// Returns the kernels for loops over fp32 vectors that touch `bytes` in total.
+// Returns the kernels for a loop over fp32 vectors that touches `bytes` bytes in total.
 inline const Kernels& loops_for(int64_t bytes) {
   return bytes <= tuning().wide_below ? kernels() : streaming_kernels();
 }
@@ -141,15 +141,14 @@ void raise(std::atomic<T>& largest, T value) {
   }
 }
 
-// Returns how many elements a thread takes at a time: whole blocks, several turns per thread, and at most as many as
-// the caches hold. If the work is not shared, the caller takes all elements.
+// Returns how many elements a thread takes at a time: a multiple of kBlock, at most tuning().group, and so few that
+// each thread takes several turns. If the work is not shared between threads, the result is `size`.
 inline int64_t turn_of(int64_t size, bool shared) {
   if (!shared) return size;
   return std::clamp((size / (8 * threads()) + kBlock - 1) / kBlock * kBlock, 4 * kBlock, tuning().group);
 }
 
-// Calls part(begin, end) in parallel for parts that cover 0..size-1. `bytes` is the number of bytes touched per
-// element.
+// Calls part(begin, end) in parallel for parts that cover 0..size-1. `bytes` is how many bytes are touched per element.
 template <typename Part>
 void for_each_part(int64_t size, int64_t bytes, Part part) {
   if (size == 0) return;

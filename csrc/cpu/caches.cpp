@@ -1,4 +1,4 @@
-// Passes over the rows of all clients. They add the rows up, or read one row.
+// Operations on the rows of all clients (cpu.h). They compute the sum over the rows, or read one row.
 #include "blocks.h"
 #include "cpu.h"
 
@@ -31,8 +31,8 @@ void recompute_sum(const Rows& rows, const float* weights, float* sum, int64_t f
 
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight) {
   const Kernels& table = kernels();
-  // The next slot's block is a whole row away, where no processor's prefetcher finds it. So the loop prefetches that
-  // block whatever the tuning says. If the rows are in memory, this makes the loop 1.1 to 2.3 times as fast.
+  // The next slot's block is a whole row away. No processor's own prefetcher reaches so far. So the loop prefetches
+  // this block whatever the tuning says. This makes the loop 1.1 to 2.3 times as fast if the rows are not cached.
   const int64_t next = padded(rows.size);
   auto run_part = [&](int64_t index) {
     const RowJob& job = jobs[index];

@@ -12,19 +12,19 @@
 
 namespace fastagg {
 
-// Memory for the threads that combine updates. A thread's desk has a block for every update. The memory is allocated
-// before a step, because nothing may be allocated during the step.
+// Working memory for the threads that combine updates. A desk is the memory of one thread. A desk has a block of
+// elements for every update. All desks are allocated before a step, because nothing may be allocated during the step.
 class Desks {
  public:
-  // Without `blocks` there are no desks, only memory for weights.
+  // `blocks`: whether to make desks. Without them, there is only memory for weights.
   explicit Desks(size_t updates, bool blocks = true)
       : taken_(blocks ? static_cast<size_t>(cpu::threads()) : 0),
         weights_(updates),
         rows_(taken_.size() * updates),
         memory_(rows_.size() * kBlock) {}
 
-  // Reserves a desk while the object lives. The number of desks is the number of threads when they were made. If there
-  // are more threads by now, some wait.
+  // Reserves a desk while the object lives. There are as many desks as there were threads when `Desks` was constructed.
+  // If there are more threads now, the constructor may wait for a desk.
   class DeskPlace {
    public:
     explicit DeskPlace(Desks& of) : of_(of) {
@@ -45,7 +45,7 @@ class Desks {
     size_t at_ = 0;
   };
 
-  // One factor for each update.
+  // The factors of the updates, one for each update.
   float* weights() { return weights_.data(); }
 
  private:
@@ -57,20 +57,19 @@ class Desks {
 
 namespace cpu {
 
-// out = the combination of n <= 1,024 elements of each row. Each row is first multiplied by its own weight. There are 1
-// to kMostCombined rows.
+// out = the combination of n <= 1,024 elements of 1 to kMostCombined rows. Each row is first multiplied by its weight.
 void combine_rows(const CombineSetting& how, const float* const* rows, int64_t count, const float* weights, int64_t n,
                   float* out);
 
-// Makes elements at..at+n-1 of each update readable as floats, through the desk's rows.
+// Sets place.rows()[k] to elements at..at+n-1 of update k, read in place or copied to the desk as fp32.
 struct Kernels;
 void rows_at(const std::vector<WeightedUpdate>& held, const Kernels& table, int64_t at, int64_t n,
              const Desks::DeskPlace& place);
 
-// out = the combination of whole updates. `desks` must have been made for the number of these updates.
+// out = the combination of all updates in `held`. `desks` must have been made for this number of updates.
 void combine(const std::vector<WeightedUpdate>& held, const Combiner& combine, Desks& desks, float* out);
 
-// Computes runner.h's pair_sums. Each update is read once.
+// Computes Runner::pair_sums (runner.h). Each update is read once.
 std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted, bool apart);
 
 }  // namespace cpu

@@ -1,6 +1,6 @@
 // Combines rows element by element (math/combine.h). Included by kernels.inl.
 //
-// Up to kFewRows rows are sorted in registers. More rows are sorted a strip of elements at a time, in the L1 cache.
+// Up to kFewRows rows are sorted in registers. More rows are sorted in the L1 cache, for a strip of elements at a time.
 
 constexpr int64_t kFewRows = 16;
 
@@ -41,8 +41,8 @@ FASTAGG_FN void trimmed_up_to(const Combination& c) {
   trimmed_few<N>(c);
 }
 
-// Sorts strips of all rows, and stores finish(values, width) for every vector of elements. `values` points to the
-// elements' least values. Their k-th values in sorted order are at values + k*width.
+// Sorts the values of each element, for a strip of elements at a time. Stores finish(values, width) for every vector of
+// elements. The k-th values of these elements, in sorted order, are at values + k*width.
 template <typename Finish>
 FASTAGG_FN void for_sorted(const Combination& c, Finish finish) {
   alignas(64) float values[kMostCombined * 16];
@@ -109,14 +109,14 @@ void combine_mean(const Combination& combination) {
   }
 }
 
-// -- squared distances
+// -- sums over pairs of rows
 
-constexpr int64_t kHeldSums = kSumLanes / kDoubles;  // vectors of sums in registers
-// rows of a tile; the sums of all pairs of a tile stay in registers
+constexpr int64_t kHeldSums = kSumLanes / kDoubles;  // the number of vectors that have the lanes of a sum
+// the number of rows, and of columns, of a tile of pairs. The sums of all its pairs stay in registers.
 constexpr int64_t kTile = kFloats == 16 ? 4 : 2;
 
-// Computes the sums over n elements for all pairs of a tile: of products, or with Apart of squared differences.
-// Products of floats are exact in double, and every processor adds them in the same order.
+// Computes a sum over n elements for every pair of a tile. The sum is of products, or with `Apart` of squared
+// differences. Products of floats are exact in double, and every processor adds them in the same order.
 template <bool Apart>
 FASTAGG_FN void pairs_of(const Pairs& p, const int64_t (&rows)[kTile], const int64_t (&columns)[kTile],
                          double (&totals)[kTile][kTile]) {

@@ -1,5 +1,5 @@
-// The CPU's operations: steps, sums, rows, norms. All vectors are fp32. Results do not depend on the number of threads,
-// the instruction set or the tuning.
+// The operations on a CPU: steps, sums, rows, norms, encoding, distillation, checksums. Vectors are fp32 unless a type
+// says otherwise. Results do not depend on the number of threads, the instruction set or the tuning.
 #pragma once
 
 #include <array>
@@ -13,57 +13,56 @@ namespace fastagg::cpu {
 
 using fastagg::RowJob;
 
-// isas() lists the instruction sets in this build, best first, and whether this processor has each of them. isa() is
-// the instruction set in use. select() changes the instruction set. It returns false and changes nothing if the
-// processor does not have `name`.
+// isas() returns the names of the instruction sets in this build, best first, and whether this processor has each of
+// them. isa() returns the name of the instruction set in use. select() puts the instruction set `name` into use. It
+// returns false, and changes nothing, if the processor does not have this instruction set.
 std::vector<std::pair<const char*, bool>> isas();
 const char* isa();
 bool select(const char* name);
 
-// Does a whole server step, direction and optimizer, in one pass over memory. Without an optimizer only sums and rows
-// change. Bytes per parameter (fp32): AMSGrad on a given direction 36, FedBuff flush 16, FADAS flush 40, apply 12; ACE
-// into SGD 28 with fp32 rows, 24 with bf16, 22 with int8, 21 with int4, plus scales (at most 1.6% of a byte per byte of
-// row).
+// Takes a server step, direction and optimizer, in one pass over memory. Without an optimizer, only sums and rows
+// change. Bytes per parameter in fp32: an update into SGD 12, an update into AMSGrad 36, FedBuff's flush 16, FADAS's
+// flush 40. ACE into SGD takes 28 with fp32 rows, 24 with bf16, 22 with int8 and 21 with int4. int8 and int4 rows also
+// have scales, 0.016 bytes per parameter, which are read and written.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer);
 
 // acc_out = acc + weight*update (12 bytes per parameter). If acc is null, acc_out = weight*update (8 bytes).
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out);
 
 // acc_out = acc + by_0*update_0 + by_1*update_1 + ..., in this order and in one pass. The result has the same bits as
-// if `accumulate` were called for each update. acc_out may be acc.
+// one call of `accumulate` for each update. acc_out may be acc.
 void add_held(const std::vector<WeightedUpdate>& held, const float* acc, float* acc_out);
 
-// The same as `step` and `accumulate`, for memory that its sender may change meanwhile. Each element is read once, into
-// the L1 cache. Both functions return the sum of squares of the values read (sum_squares). If that sum is not finite,
-// the output is invalid, so the output must not overwrite memory that is still needed. Rows and 8-bit moments are not
-// supported.
+// These do the same as `step` and `accumulate`, for an update whose memory the sender may change during the call. Each
+// element is read once, into the L1 cache. Both functions return the sum of squares of the values read (sum_squares).
+// If that sum is not finite, the output is invalid. So the output must not overwrite memory that is still needed. Rows
+// and 8-bit moments are not supported.
 double step_once(const Update& update, const Direction& direction, const Optimizer& optimizer);
 double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out);
 
-// Copies elements first..first+count-1 to `out`, unconverted. All pieces must have the same type, of `item` bytes.
+// Copies elements first..first+count-1 to `out`, without conversion. All pieces must have one type, of `item` bytes.
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out);
 
 // sum = sum of weights[s]*row(s) over all slots with a nonzero weight, added in double and rounded once. The sum is
 // computed for the blocks first, first + stride, ... below last. A block has 1,024 elements.
 void recompute_sum(const Rows& rows, const float* weights, float* sum, int64_t first, int64_t last, int64_t stride);
 
-// For every job, slot after slot: shadow += weights[slot]*row(slot), with the product in fp32 and the sum in double.
-// Slots of weight 0 are not read. If weights is null, every slot has the weight `weight`. No two jobs may have the same
-// shadow.
+// For every job and each of its slots in order: shadow += weights[slot]*row(slot), with the product in fp32 and the sum
+// in double. Slots of weight 0 are not read. If weights is null, all slots have the weight `weight`. A shadow belongs
+// to one job.
 //
-// Once all slots have been added to a shadow, the shadow has the bits of recompute_sum's sum before rounding. It does
-// not matter how the slots were divided over calls.
+// After all slots have been added, in one or more calls, a shadow is recompute_sum's sum before rounding, bit for bit.
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight);
 
-// sum = shadow, rounded once, for every job's block of a vector of `size` elements. The jobs' slots have no effect.
+// sum = shadow, rounded once, in the block of every job. `sum` has `size` elements. The jobs' slots have no effect.
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size);
 
-// out = row(slot), dequantised.
+// out = row(slot), decoded to fp32.
 void read_row(const Rows& rows, int64_t slot, float* out);
 
-// The sums that are computed for every tensor of a model while an update u is read (4 bytes more per parameter, for m).
-// Each tensor is divided into parts, which end with its strands (math/reduce.h). The parts' sums are added in order, in
-// double. `ends`: where tensors end. The last tensor ends with the model.
+// Sums that are computed for each tensor of a model while an update u is read. For this, the momentum m is read too, 4
+// bytes more per parameter. Each tensor is cut into parts where the model's strands end (math/reduce.h). A tensor's
+// sums are its parts' sums, added in order, in double. `ends` has the place after each tensor's last element.
 class Tensors {
  public:
   explicit Tensors(std::vector<int64_t> ends);
@@ -73,33 +72,35 @@ class Tensors {
   TensorSums of(size_t tensor) const;
   const std::vector<int64_t>& ends() const { return ends_; }
   int64_t nbytes() const { return static_cast<int64_t>(parts_.size() * sizeof(TensorSums)); }
-  // Returns where the parts begin, and then where the last part ends. A device adds up the parts' sums itself.
+  // Returns the first element of each part, and the end of the last part. A device needs these to compute the parts'
+  // sums.
   std::vector<int64_t> begins() const;
   TensorSums* parts() { return parts_.data(); }
-  // Adds elements at..at+count-1, which must be in a single strand. Several threads may add different elements at once.
+  // Computes the sums of the parts in elements at..at+count-1, which must be a whole strand of the model (the last one
+  // may be short). Several threads may process different strands at once.
   void add(const float* values, int64_t at, int64_t count);
 
-  const float* m = nullptr;
+  const float* m = nullptr;  // the momentum, which must be set before `add` is called
 
  private:
   int64_t begin(size_t tensor) const { return tensor == 0 ? 0 : ends_[tensor - 1]; }
   std::vector<int64_t> ends_;
-  std::vector<size_t> first_;  // by tensor: the place of its first part
+  std::vector<size_t> first_;  // for each tensor, the place of its first part
   std::vector<TensorSums> parts_;
 };
 
-// The sum of squares in double, in reduce.h's fixed order (4 bytes per parameter). The sum is infinite or NaN if, and
-// only if, some element is.
+// Returns the sum of squares in double, in reduce.h's fixed order (4 bytes per parameter). Also computes the sums of
+// `tensors`, unless null. The result is infinite or NaN if, and only if, an element is infinite or NaN.
 double sum_squares(const Update& update, Tensors* tensors = nullptr);
 
-// Copies an update into `copy`, which has the same elements of the same types, and returns the copy's sum of squares.
-// Every byte is read once (8 bytes per parameter).
+// Copies an update into `copy`, and returns the copy's sum of squares. `copy` must have the same elements in the same
+// types. Every byte of the update is read once (8 bytes per parameter with the writes).
 double absorb(const Update& update, const Update& copy, Tensors* tensors = nullptr);
-// Copies without a sum.
+// Copies an update into `to`, which must have the same elements in the same types.
 void copy(const Update& update, const Update& to);
 
-// Both norms of AsyncFedED (its Eq. 6) and FedAC's inner product. They are computed in one read, 12 bytes per
-// parameter.
+// The two squared norms that AsyncFedED needs (Eq. 6), and the inner product that FedAC needs. One pass computes them,
+// with 12 bytes per parameter.
 struct Distances {
   double moved;   // |x - base|^2
   double update;  // |update|^2
@@ -107,20 +108,19 @@ struct Distances {
 };
 Distances distances(const Update& update, const float* x, const float* base, bool wants_inner);
 
-// Whether an answer's numbers look as if they had another form (update or trained model) than their sender says. The
-// numbers are compared with the model x that the client was sent. An update u is misformed if u is nearly the model or
-// its negative: |u - x| or |u + x| < 0.1*|u|. A trained model t is misformed if t is nearly zero: |t| < 0.1*|t - x|. At
-// most 1,024 elements are compared. Fewer than 16 elements, or a constant, never count as misformed.
+// Returns whether an answer probably has the wrong form: an update where the sender says that it is a trained model
+// (`is_trained`), or the other way round. x is the model that the client was sent. An update u is misformed if u is
+// nearly the model or its negative: |u - x| or |u + x| < 0.1*|u|. A trained model t is misformed if t is nearly zero:
+// |t| < 0.1*|t - x|. At most 1,024 elements are compared. Returns false for fewer than 16 or only equal elements.
 bool is_misformed(const Update& numbers, const Update& x, bool is_trained);
 
-// Encodes an update (math/wire.h) into the allocated arrays of `into`, which has as many elements. Top-k takes the
-// elements of the largest magnitudes, and the first ones of equal magnitudes. `ends` must be set already. `key` is the
-// key of the random rounding. Returns whether all numbers are finite. If not, the output is invalid.
+// Encodes an update into the arrays of `into` (math/wire.h), which must be allocated for the update's size. Top-k
+// stores the elements of the largest magnitudes. Of equal magnitudes, the first are stored. `ends` must already be set.
+// `key` is the key of the random rounding. Returns whether all numbers are finite. If not, the output is invalid.
 bool encode(const Update& update, const Wire& into, const RandomKey& key);
-void decode(const Wire& wire, int64_t at, float* out, int64_t n);  // `at` is a multiple of kScaleBlock
+void decode(const Wire& wire, int64_t at, float* out, int64_t n);  // `at` must be a multiple of kScaleBlock
 
-// A client's model after training, and the model that the training started from. If base is null, `model` is the
-// difference itself.
+// A client's model after training. `base` is the model before training. If `base` is null, `model` is the difference.
 struct TrainedModel {
   Update model;
   const float* base;
@@ -129,34 +129,33 @@ struct TrainedModel {
 };
 
 // acc_out = acc + weight_0*(model_0 - base_0) + weight_1*(model_1 - base_1) + ..., added element by element in this
-// order. So one call gives the same bits as one call for each model. If acc is null, a new sum begins. A difference
-// that is not finite spoils the sum. So acc_out may be acc only if the models were checked before. If acc_out is null,
-// no sum is written.
+// order. So one call gives the same bits as one call for each model. If acc is null, the sum starts from zero. A
+// difference that is not finite makes the sum invalid. So acc_out may be acc only if the models were checked before. If
+// acc_out is null, no sum is written.
 //
-// largest[k] is set to the bits of the largest magnitude in model_k - base_k. The caller must set largest[k] to 0
-// before. The bits of infinity and NaN are larger than any number's. This needs no additional read.
+// largest[k] becomes the bits of the largest magnitude in model_k - base_k. The caller must set largest[k] to 0 before
+// the call. Infinity and NaN have larger bits than any finite number. The magnitudes need no additional read.
 //
-// Bytes per parameter: 4 for each model, 4 for each base that differs from the one before, 8 for the sum (4 if it is
-// new).
+// Bytes per parameter: 4 for each model, 4 for each base other than the previous one, 8 for the sum (4 without acc).
 void fold(const std::vector<TrainedModel>& trained, const float* acc, float* acc_out,
           std::vector<std::atomic<int32_t>>& largest);
 
-// acc_out = acc + weight_0*update_0 + .... The bits are those of one `accumulate_once` call for each update. squares[k]
-// is what the call for update k returns. No update may have a base. acc_out must not be acc.
+// acc_out = acc + weight_0*update_0 + .... The result has the bits of one `accumulate_once` call for each update.
+// squares[k] becomes the value that the call for update k returns. No update may have a base. acc_out must not be acc.
 void fold_once(const std::vector<TrainedModel>& updates, const float* acc, float* acc_out,
                std::vector<double>& squares);
 
 // FedEcho's distillation loss over a batch of rows (math/distill.h). T is float, or double for gradient checks.
-// soft_targets() computes the teachers' targets from logits [rows, classes]: the probabilities of scale*logits, their
-// argmax (the first of equal ones) and their entropy in nats.
+// soft_targets() computes targets from the teachers' logits [rows, classes]. `probs` are the probabilities of
+// scale*logits. `labels` are the most probable classes (the first of equal ones). `entropy` is in nats.
 template <typename T>
 void soft_targets(const T* logits, double scale, int64_t rows, int64_t classes, T* probs, int64_t* labels,
                   double* entropy);
 
-// Returns the mean loss over the rows that count, and writes the loss's gradient with respect to the student's logits
-// [rows, classes]. Row r of the student belongs to the teacher's row `which[r]`, or to row r if `which` is null. A row
-// with the label kIgnored does not count. Throws std::out_of_range, with nothing written, if `which` names a row
-// outside `teachers` or a label is not a class.
+// Returns alpha (Eq. 4), and the mean loss over the rows whose label is not kIgnored. Writes the loss's gradient with
+// respect to the student's logits [rows, classes]. Row r of the student belongs to the teachers' row which[r], or to
+// row r if `which` is null. `teachers` is the number of the teachers' rows. Throws std::out_of_range, with nothing
+// written, if which[r] is not one of these rows, or if a label is not a class.
 struct DistillationLoss {
   double loss;
   double alpha;
@@ -166,9 +165,9 @@ DistillationLoss distill(const T* logits, const T* probs, const int64_t* labels,
                          const int64_t* which, int64_t teachers, int64_t rows, int64_t classes, double alpha_min,
                          double alpha_max, T* gradient);
 
-// CRC-32C (Castagnoli, as in RFC 3720) of `count` bytes. `before` is the checksum of the bytes before them, or 0 if
-// there are none. The function uses the processor's instruction if there is one, otherwise a table. `in_software`
-// forces the table.
+// Returns the CRC-32C (Castagnoli, as in RFC 3720) of `count` bytes. `before` is the checksum of earlier bytes to which
+// these are appended, or 0 if there are none. Uses the processor's instruction if there is one, otherwise a table. With
+// `in_software`, the table is always used.
 uint32_t crc32c(const void* data, int64_t count, uint32_t before, bool in_software);
 
 }  // namespace fastagg::cpu

@@ -1,5 +1,4 @@
-// CRC-32C (Castagnoli's polynomial, reflected: 0x82F63B78; RFC 3720), by the processor's instruction if it has one,
-// otherwise with tables.
+// Computes CRC-32C (RFC 3720; Castagnoli's polynomial, reflected) by the processor's instruction or with tables.
 #include <cstring>
 
 #include "cpu.h"
@@ -51,7 +50,8 @@ uint32_t portable(uint32_t crc, const uint8_t* data, int64_t count) {
   return crc;
 }
 
-// The effect that a fixed number of following zero bytes has on `crc`, as a matrix over bits.
+// The effect on a checksum if a fixed number of zero bytes is appended, as a matrix over bits. times(crc) returns the
+// new checksum.
 struct Zeros {
   uint32_t column[32];
 
@@ -72,8 +72,8 @@ Zeros zeros(int64_t bytes) {
   return matrix;
 }
 
-// The CRC instruction has a latency of three cycles, but one can start in each cycle. So three parts are read at once.
-// Then their checksums are joined. Each checksum is advanced past as many zero bytes as the following parts have.
+// A CRC instruction takes three cycles, but one can start in each cycle. So the checksums of three parts of kPart bytes
+// are computed at once. To join them, each checksum is advanced past as many zero bytes as the later parts have.
 constexpr int64_t kPart = 4096;
 
 #if defined(__x86_64__)
@@ -88,7 +88,7 @@ FASTAGG_CRC inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return _mm_cr
 #if defined(__linux__)
 bool has_instruction() { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
 #else
-bool has_instruction() { return true; }  // all of Apple's 64-bit processors have it
+bool has_instruction() { return true; }  // all of Apple's 64-bit processors have the instruction
 #endif
 FASTAGG_CRC inline uint32_t crc_word(uint32_t crc, uint64_t word) { return __crc32cd(crc, word); }
 FASTAGG_CRC inline uint32_t crc_byte(uint32_t crc, uint8_t byte) { return __crc32cb(crc, byte); }

@@ -1,3 +1,4 @@
+// FedEcho's distillation loss on a CPU (cpu.h).
 #include "../math/distill.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ namespace {
 const RowLoss<float>& row_loss(const Kernels& table, float) { return table.distill_f32; }
 const RowLoss<double>& row_loss(const Kernels& table, double) { return table.distill_f64; }
 
-// Processes rows in chunks that are large enough to be worth waking a thread for.
+// Calls function(r) for all rows, on several threads. A thread takes several rows at a time, as rows may be short.
 template <typename Function>
 void for_each_row(int64_t rows, int64_t classes, Function&& function) {
   const int64_t chunk = std::max<int64_t>(1, 16384 / std::max<int64_t>(classes, 1));

@@ -1,7 +1,7 @@
-// Rows of the distillation loss (math/distill.h). Included by kernels.inl.
+// Computes rows of the distillation loss (math/distill.h). Included by kernels.inl.
 //
-// A row is processed in pieces of kColumns. Within a block of reduce.h's size, each lane has its own sum. The lanes'
-// sums are then folded in double. So the result has the same bits for every vector width.
+// A row is processed in pieces of kColumns elements. Each place in a piece, a lane, has its own sum over kBlock
+// elements. The lanes' sums are then added in double, in a fixed order. So the bits do not depend on the vector width.
 constexpr int64_t kColumns = 128;
 
 template <typename T>
@@ -20,7 +20,7 @@ FASTAGG_FN void raise(T& largest, T value) {
   largest = value > largest ? value : largest;
 }
 
-// Returns the largest value of scale*in. A NaN value is skipped here, but later it makes the row's sum NaN.
+// Returns the largest value of scale*in. NaN is skipped here. The row's sum becomes NaN later.
 template <typename T>
 FASTAGG_FN T largest_of(const T* in, T scale, int64_t n) {
   T lanes[kColumns];
@@ -34,8 +34,7 @@ FASTAGG_FN T largest_of(const T* in, T scale, int64_t n) {
   return lanes[0];
 }
 
-// Computes out = e = exp(t) with t = scale*in - largest, sums[0] = the sum of e, and sums[1] = the sum of weigh(e, t,
-// i).
+// Sets out = exp(t) with t = scale*in - largest, sums[0] = sum of out, and sums[1] = sum of weigh(out[i], t, i).
 template <typename T, typename Weigh>
 FASTAGG_FN void exponentials(const T* in, T scale, T largest, int64_t n, T* out, double* sums, Weigh weigh) {
   sums[0] = sums[1] = 0.0;
@@ -72,7 +71,7 @@ void soft_targets_row(const T* logits, T scale, int64_t classes, T* probs, int64
   FASTAGG_NO_CARRY
   for (int64_t i = 0; i < classes; ++i) probs[i] *= inverse;
   const double exact_entropy = log_positive(sums[0]) - sums[1] / sums[0];
-  // if the teacher is certain, rounding can make the entropy negative
+  // if one class has nearly all the probability, rounding can make the entropy negative
   *entropy = exact_entropy < 0.0 ? 0.0 : exact_entropy;
 }
 

@@ -1,5 +1,5 @@
-// Sets a thread's floating-point unit to the usual rounding and to keeping denormal numbers. Programs may have set the
-// unit to flush denormal numbers to zero (torch.set_flush_denormal, or any library that was linked with -ffast-math).
+// Sets a thread's floating-point unit to round to nearest and to keep denormal numbers. A program may have set other
+// modes, with torch.set_flush_denormal or by loading a library that was linked with -ffast-math.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace fastagg::cpu {
 
-// While the object lives, its thread computes by IEEE 754. So results do not depend on the thread.
+// While the object lives, the thread that made it computes by IEEE 754. So results do not depend on the thread's modes.
+// The destructor restores these modes.
 class PlainFloats {
  public:
   PlainFloats() : before_(modes()) {
@@ -24,11 +25,11 @@ class PlainFloats {
 
  private:
 #if defined(__x86_64__)
-  static constexpr uint64_t kModes = 0xe040, kPlain = 0;  // flush to zero, rounding, denormals are zeros
+  static constexpr uint64_t kModes = 0xe040, kPlain = 0;  // flush to zero, rounding mode, denormals are zeros
   static uint64_t modes() { return _mm_getcsr(); }
   static void set(uint64_t modes) { _mm_setcsr(static_cast<uint32_t>(modes)); }
 #elif defined(__aarch64__)
-  static constexpr uint64_t kModes = 0x1c80000, kPlain = 0;  // flush to zero (both widths), rounding
+  static constexpr uint64_t kModes = 0x1c80000, kPlain = 0;  // flush to zero (for both widths), rounding mode
   static uint64_t modes() {
     uint64_t bits;
     asm volatile("mrs %0, fpcr" : "=r"(bits));

@@ -9,9 +9,9 @@ FASTAGG_FN int32_t larger_bits(int32_t largest, uint32_t bits) {
   return magnitude > largest ? magnitude : largest;
 }
 
-// Adds `Count` models to the sum at place i. Based: the inputs are models, and a base is subtracted from each.
-// Otherwise the inputs are differences. SteppedBlock: there is no sum yet. The bits of infinity and NaN are larger than
-// any number's, so magnitudes are compared as integers.
+// Adds `Count` inputs to the sum at place i, and updates their largest magnitudes. Based: whether the inputs are
+// models, from which the base is subtracted. Otherwise the inputs are differences. SteppedBlock: whether the sum starts
+// from zero. Magnitudes are compared as integers, so infinity and NaN are larger than any finite number.
 template <int Count, bool Based, bool SteppedBlock, typename L, bool Streams, typename Most>
 FASTAGG_FN void fold_at(const Fold& f, int64_t i, Most* largest) {
   typedef typename L::F Of;

@@ -1,13 +1,14 @@
-// Loops over fp32 vectors that compute a direction and take an optimizer's step, one loop for every combination of the
-// two. Included by kernels.inl.
+// Loops over fp32 vectors that compute a direction and take an optimizer's step. There is one loop for every
+// combination of the two. Included by kernels.inl.
 //
-// Each direction declares the vectors that it reads, so that they can be prefetched, and how it computes D with lanes
-// L. Most of a run uses vectors. The run's end uses single elements. These define the result.
+// A direction is a struct. `reads` visits the vectors that the loop reads, so that they can be prefetched. `of`
+// computes D at place i with the operations L. Most of a run uses vectors. The end of a run uses single elements, which
+// give the same bits.
 
 FASTAGG_FN void ahead_of(const void* pointer) { __builtin_prefetch(pointer, 0, 3); }
 
-constexpr int64_t kLine = 16;   // floats in a cache line
-constexpr int64_t kStrip = 64;  // elements between two rounds of prefetches
+constexpr int64_t kLine = 16;   // the number of floats in a cache line
+constexpr int64_t kStrip = 64;  // the number of elements between two rounds of prefetches
 
 struct ScalarLanes : Scalar {
   static constexpr int64_t kWide = 1;
@@ -87,7 +88,7 @@ struct BlendLoop {
   }
 };
 
-// Both: the old row is read and the new row is written. Otherwise the old or the new row is missing.
+// Both: whether there are an old row to read and a new row to write. Otherwise one of the two may be missing.
 template <bool Both>
 struct MeanLoop {
   static constexpr bool kReadsX = false;

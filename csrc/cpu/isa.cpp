@@ -1,4 +1,4 @@
-// Chooses the table of kernels: the best one that this processor supports, or a requested one.
+// Chooses the table of kernels (kernels.h). The default is the best table that this processor supports.
 #include <atomic>
 #include <cstring>
 
@@ -46,8 +46,8 @@ const Isa kIsas[] = {
     {&baseline::table, true},
 };
 
-// Returns the instruction set's table with this many floats per vector. If there is none, returns the instruction set's
-// first table, which has the widest vectors.
+// Returns the table of the instruction set `name` with this many floats per vector. If there is none, returns the set's
+// first table, which has the widest vectors. Returns null if the processor does not have the instruction set.
 const Kernels* find(const char* name, int64_t lanes) {
   const Kernels* first = nullptr;
   for (const Isa& candidate : kIsas) {

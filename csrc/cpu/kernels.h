@@ -16,36 +16,37 @@
 
 namespace fastagg::cpu {
 
-// How a fused loop forms its direction.
+// The direction that a fused loop computes (math/directions.h).
 enum FusedDirection : int {
   kAlongSingle = 0,
   kAlongTurned,
   kAlongFlush,
   kAlongBlend,
-  kAlongReplace,     // mean: there are an old row and a new row
-  kAlongEnter,       // mean: the old row or the new row is missing
+  kAlongReplace,     // mean, with an old row and a new row
+  kAlongEnter,       // mean, without an old row or without a new row
   kAlongBuffered,    // calibrated, without a step
   kAlongCalibrated,  // calibrated, with a step
-  kAlongSum,         // D = sum*sum_scale; the sum includes the update already
+  kAlongSum,         // D = sum*sum_scale, where the sum already includes the update
   kAlongs
 };
 
-// How a loop uses its direction: the place of an optimizer in the list, whose step is taken, or one of these.
+// What a fused loop does with its direction. A number below kGives is a place in Optimizers. The loop then takes the
+// step of this optimizer.
 constexpr int kGives = Optimizers::kCount;      // out = D
 constexpr int kMoves = Optimizers::kCount + 1;  // no output: only the sum and the row are updated
 constexpr int kActs = Optimizers::kCount + 2;
 
 constexpr uint32_t kNoLimit = 0x7fffffffu;  // no float has a magnitude with larger bits
 
-// A run of elements. Each pointer is to the run's first element. The direction (math/directions.h) and the optimizer
-// determine which members a loop uses.
+// The arguments of a fused loop over n elements. Each pointer is to the first of these elements. The direction
+// (math/directions.h) and the optimizer determine which members a loop uses.
 struct Run {
   const float* update;
   uint32_t limit = kNoLimit;  // the bits of the largest allowed magnitude of `update` (Update::limit)
   float gain, weight, scale;
-  float turn;  // the factor of m in a turned direction
-  const float *acc, *base, *read;
-  float *write, *sum;
+  float turn;                      // the factor of m in a turned direction
+  const float *acc, *base, *read;  // `read`: the client's old row
+  float *write, *sum;              // `write`: the client's new row
   float entering, leaving, dither, sum_scale, acc_scale;
   Hyper hyper;
   float *m, *v, *vhat;
@@ -57,7 +58,8 @@ struct Run {
   bool stream_out, stream_write;
 };
 
-// A block with 8-bit moments (math/moments.h). n is a multiple of kScaleBlock. The caller pads the block with zeros.
+// The arguments of a step on a block with 8-bit moments (math/moments.h). n is a multiple of kScaleBlock. The caller
+// pads the block with zeros. `ahead` means the same as in Run, here and below.
 struct CodedBlock {
   const float* direction;
   const float* x;
@@ -67,25 +69,24 @@ struct CodedBlock {
   int64_t n, ahead;
 };
 
-// Sets a row's block to gain*in. If `sum` is set, also sum += entering*new - leaving*old. If `term` is set, also sum +=
-// term_weight*term. n is a multiple of kScaleBlock.
+// The arguments of a kernel that stores gain*in as a block of a client's row. If `sum` is not null, the kernel also
+// does sum += entering*new - leaving*old, and sum += term_weight*term. n is a multiple of kScaleBlock.
 struct RowChange {
   const float* in;
   float gain;
   const uint32_t* words;  // this block's random words
   Row write;
   int64_t n, ahead;
-  const float* ask;  // a block that the next stage reads: it is prefetched
+  const float* ask;  // a block to prefetch, because the next stage reads it
   Row read = {};     // the old row, which may be the written row; null data: there is no old row
   Row term = {};     // a row other than the written row; null data: there is no term
   float entering = 0.0f, leaving = 0.0f, dither = 0.0f, term_weight = 0.0f;
   float* sum = nullptr;
 };
 
-// out = acc + weight[0]*(in[0] - base) + ..., in this order. A null acc or base counts as zero. `out` may be acc unless
-// stream_out is set.
-constexpr int kFolds =
-    4;  // models that one loop reads at once; each is a stream of memory, and caches follow few streams
+// The arguments of `fold`: out = acc + weight[0]*(in[0] - base) + ..., in this order. A null acc or base counts as
+// zero. `out` may be acc unless stream_out is set.
+constexpr int kFolds = 4;  // the most inputs of a loop, because prefetchers follow few streams of memory
 struct Fold {
   int count;  // 1, 2 or 4
   const float* in[kFolds];
@@ -96,8 +97,7 @@ struct Fold {
   bool stream_out;  // whether stores bypass the caches; `out` is then aligned to 64 bytes
 };
 
-// A call that combines n elements of several rows into `out` (math/combine.h). Each row is first multiplied by its own
-// weight.
+// The arguments of a kernel that combines n elements of rows, each times its weight, into `out` (math/combine.h).
 struct Combination {
   const float* const* rows;
   const float* weights;
@@ -105,20 +105,21 @@ struct Combination {
   float* out;
 };
 
-// For each pair i <= k: sums[i*count + k] += the sum over n elements of row i times row k, or, if `apart`, of the
-// square of the difference of both rows. Each row is first multiplied by its own weight. The sums are in double.
+// The arguments of `add_pairs`. For each wanted pair i <= k, sums[i*count + k] is increased by the sum of row i times
+// row k over n elements. With `apart`, the sum is of the squared differences of the rows. Each row is first multiplied
+// by its own weight. Sums are in double.
 struct Pairs {
   const float* const* rows;
   const float* weights;
   int64_t count, n;
   bool apart;
-  const uint8_t* wanted;  // [count, count]: nonzero where a pair is wanted; null: all pairs are
+  const uint8_t* wanted;  // [count, count]: nonzero where a pair is wanted; null: all pairs are wanted
   double* sums;
   bool wants(int64_t i, int64_t k) const { return i <= k && (wanted == nullptr || wanted[i * count + k] != 0); }
 };
 
-// out += scale*normal numbers, for 1,024 elements. The blocks at `ask` are prefetched for later stages. The pointers in
-// `ask` may be invalid or null.
+// The arguments of `noise`: out += scale*normal numbers, for the 1,024 elements of block number `block`. The blocks at
+// `ask` are prefetched for later stages. A pointer in `ask` may be null or invalid.
 struct NoiseBlock {
   const ChaChaKey& key;
   int64_t block;
@@ -127,7 +128,7 @@ struct NoiseBlock {
   const float* ask[3];
 };
 
-// A row of the distillation loss (distill.h).
+// The kernels for a row of the distillation loss (math/distill.h).
 template <typename T>
 struct RowLoss {
   void (*targets)(const T* logits, T scale, int64_t classes, T* probs, int64_t* label, double* entropy);
@@ -137,13 +138,13 @@ struct RowLoss {
 
 constexpr int kSums = 3;
 
-// Encodes a block into codes and scales. The block must begin at a scale block. `words`: the block's random words.
+// Encodes a block into codes and scales. The block must begin with a scale block. `words`: the block's random words.
 using Encoder = void (*)(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales);
 
 struct Kernels {
   const char* isa;
   int lanes;                                      // floats per vector
-  void (*fused[kAlongs][kActs])(const Run& run);  // null if the act cannot follow the direction
+  void (*fused[kAlongs][kActs])(const Run& run);  // null: this loop does not exist
   void (*coded[Optimizers::kCount])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);
@@ -159,16 +160,16 @@ struct Kernels {
   Encoder encode_wire[WireFormats::kCount];  // null if the format has no code for every element
   Encoder encode_values[ValueCodecs::kCount];
   void (*encode_nearest)(const float* in, int64_t n, float inverse, int8_t* codes);
-  uint32_t (*largest)(const float* in, int64_t n);  // bits of the largest magnitude
+  uint32_t (*largest)(const float* in, int64_t n);  // returns the bits of the largest magnitude
   // sum += weight*row
   void (*add_row[RowFormats::kCount])(float* sum, Row row, float weight, int64_t n, int64_t ahead);
   // total += weight*row, in double
   void (*add_exactly[RowFormats::kCount])(double* total, Row row, float weight, int64_t n, int64_t ahead);
   void (*settle)(const double* total, float* sum, int64_t n);
-  // Sums over at most one strand (math/reduce.h): `squares` of update^2, `apart` of (x - base)^2, of update^2 and, if
-  // `inner`, of (x - base)*update. n is a multiple of 128. The caller pads with zeros.
+  // Sums over at most one strand (math/reduce.h). `squares` sums update^2. `apart` sums update^2, (x - base)^2 and, if
+  // `inner`, (x - base)*update, in this order. n is a multiple of 128. The caller pads with zeros.
   void (*squares)(const float* update, int64_t n, int64_t ahead, double* out);
-  // The same as `squares`, but also copies the update. Each element is loaded once.
+  // Sums as `squares` does, and copies the update. Each element is loaded once.
   void (*copy_squares)(const float* update, float* copy, int64_t n, int64_t ahead, double* out);
   // Returns the sum of squares of a top-k over the whole group that starts at `begin`.
   double (*squares_topk[ValueCodecs::kCount])(const Wire& wire, int64_t begin);
@@ -178,12 +179,12 @@ struct Kernels {
   void (*add_pairs)(const Pairs& run);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
-  // Takes a client's local steps. `memory` is a workspace of the network whose borders are zeros.
+  // Trains a client's model. `memory` is a workspace for the network. The borders of the network's images must be zero.
   void (*train)(const train::Net& net, const train::TrainCall& call, float* memory);
 };
 
 // kernels() is the table in use, with the widest vectors of its instruction set. streaming_kernels() is the table for
-// loops over vectors that do not fit in the caches (tuning.h, `width`). The latter may have no kernels but `fused`.
+// loops over vectors that do not fit in the caches (tuning.h, `width`). Of the latter, only `fused` may be used.
 const Kernels& kernels();
 const Kernels& streaming_kernels();
 

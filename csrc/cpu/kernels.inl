@@ -1,7 +1,7 @@
-// The kernels of one table. A source file that is compiled with the flags of an instruction set includes this file, for
-// one vector width (FASTAGG_LANES floats) and inside the table's own namespace (FASTAGG_TABLE). Only the table may have
-// external linkage. Nothing may come from the C++ library: the linker could keep one table's copy of a shared template
-// for all tables (see math/portable.h).
+// The kernels of one table. Each kernels_*.cpp includes this file once, and is compiled with the flags of an
+// instruction set. The file defines the vector width (FASTAGG_LANES floats) and the table's namespace (FASTAGG_TABLE).
+// Only the table may have external linkage. The kernels must not use the C++ library, because the linker could keep one
+// table's copy of a shared template for all tables (math/portable.h).
 
 #include <cfloat>
 
@@ -21,7 +21,7 @@
 namespace fastagg::cpu::FASTAGG_TABLE {
 namespace {
 
-// The order matters: each file uses the ones before it.
+// The order matters, because each file uses the files before it.
 // clang-format off
 #include "simd.h"
 #include "fused.inl"
@@ -85,8 +85,7 @@ constexpr void fill_values(Kernels& to, List<Each...>) {
 }
 #endif
 
-// Sets a direction's loops: one for every optimizer, and one that only writes D. Turned directions need an optimizer
-// with m.
+// Sets a direction's loops: one for each optimizer, and one that only writes D. A turned direction needs the moment m.
 template <typename Towards, typename... Each>
 constexpr void fill_steps(void (*(&to)[kActs])(const Run&), List<Each...>) {
   int act = 0;

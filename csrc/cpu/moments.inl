@@ -1,7 +1,6 @@
-// Block kernels of optimizers with 8-bit moments (math/moments.h): decode, step and encode, all in the L1 cache.
-// Included by kernels.inl, after rows.inl.
-// Vector operations are written out and not left to the compiler, because instructions per cycle limit the speed.
-// Instructions with three operands save a fifth of the time on processors that have them.
+// Steps with 8-bit moments (math/moments.h) on blocks in the L1 cache: the moments are decoded, updated and encoded.
+// Included by kernels.inl, after rows.inl. The code uses explicit vector operations, because the number of instructions
+// limits the speed. Where processors have instructions with three operands, these save a fifth of the time.
 
 constexpr int64_t kQuarter = kScaleBlock / 4;
 
@@ -13,8 +12,7 @@ FASTAGG_FN float largest_of(F values) {
   return lanes[0];
 }
 
-// Decodes code I of each word as in math/moments.h, but without the unit c. The result is the value divided by
-// c*2^Span.
+// Decodes code I of each word (math/moments.h), without the unit c. The result is the code's value divided by c*2^Span.
 template <int I, uint32_t Span, uint32_t Mask>
 FASTAGG_FN F relative(U words) {
   constexpr uint32_t base = (127u - Span) << 23;
@@ -31,8 +29,8 @@ FASTAGG_FN F decoded_v(U words) {
   return relative<I, kSpanV, 0xff>(words);
 }
 
-// Returns `codes` with code I set to `value`'s code. `random`: the word's random bits, rotated. `unit`: c as a float.
-// `minus`: the negative of c's bits.
+// Returns `codes` with code I set to `value`'s code. `random`: the words' random bits, rotated for code I. `unit`: c as
+// a float. `minus`: the negative of c's bits.
 template <int I>
 FASTAGG_FN U encoded_m(F value, U random, float unit, uint32_t minus, U codes) {
   const U bits = (U)value;
@@ -47,19 +45,19 @@ FASTAGG_FN U encoded_v(F value, U random, float unit, uint32_t minus, U codes) {
   return pick(shift<8 * I - kCut>(above), 0xffu << (8 * I), codes);
 }
 
-// The moments of a block between the block's step and their encoding.
+// A block's moments after a step and before they are encoded. `words` are the block's random words.
 struct SteppedBlock {
   alignas(64) float m[kScaleBlock], v[kScaleBlock], vhat[kScaleBlock];
   alignas(64) uint32_t words[kQuarter];
-  float most_m, most_v;  // the largest magnitude of m, and of v or vhat
-  uint32_t unit_m, unit_v;
+  float most_m, most_v;     // the largest magnitude of m, and of v or vhat
+  uint32_t unit_m, unit_v;  // the bits of the new units
 };
 
 // The values that a loop over a block's 64 words keeps in registers.
 struct BlockFactors {
   Hyper h;
   float full_m, full_v, decay1, decay2;
-  float old_full_m, old_full_v;  // of the block before this one
+  float old_full_m, old_full_v;  // full_m and full_v of the block before
   float unit_m, unit_v;
   uint32_t minus_m, minus_v;
 };
@@ -121,9 +119,9 @@ FASTAGG_FN void finish_quarter(const BlockFactors& t, const Vectors& at_block, c
   if constexpr (Opt::kV) w.v_out = encoded_v<I>(held.v, rotate<8 * (I ^ 2)>(w.random), t.unit_v, t.minus_v, w.v_out);
 }
 
-// One loop does two things. It advances the moments of block `b` into `now`, and it moves and encodes block b-1 from
-// `before`. The former has long chains of additions, and the latter waits for divisions. Neither alone keeps the
-// processor busy.
+// Advances the moments of block b into `now`, and in the same loop moves x and encodes the moments of block b-1, from
+// `before`. The first task has long chains of dependent additions, and the second task waits for divisions. Together
+// the tasks keep the processor busy. Advances, Finishes: whether the loop does the first and the second task.
 template <typename Opt, bool Advances, bool Finishes>
 FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hyper, SteppedBlock& now,
                            const SteppedBlock& before) {
@@ -195,7 +193,7 @@ FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hype
   }
 }
 
-// Limits values to the largest storable magnitude, so that one overflow does not turn a whole block into NaN.
+// Limits values to the largest storable magnitude, so that one overflow does not make a whole block NaN.
 void keep_finite(float* values) {
   const float largest = float_from_bits(kLargest);
   for (int64_t i = 0; i < kScaleBlock; ++i) {
@@ -219,8 +217,8 @@ FASTAGG_FN void choose_units(SteppedBlock& fresh) {
   fresh.unit_v = unit_bits(bits_of(fresh.most_v), kSpanV);
 }
 
-// Computes vhat = max(vhat, v) on codes. Both are rounded with the same random bits, which keeps their order. So the
-// larger code belongs to the larger value. If the unit has changed, vhat is first encoded again.
+// Computes vhat = max(vhat, v) on codes. v and vhat are rounded with the same random bits, which keeps their order. So
+// the larger code belongs to the larger value. If the unit has changed, vhat is first encoded in the new unit.
 FASTAGG_FN void raise_vhat(const CodedBlock& block, int64_t b, const SteppedBlock& fresh) {
   uint32_t* vhat = block.vhat + b * kQuarter;
   if (bits_of(block.units_v[b]) != fresh.unit_v) {

@@ -1,4 +1,4 @@
-// A block of Gaussian noise (math/noise.h). Included by kernels.inl.
+// Adds Gaussian noise (math/noise.h) to a block. Included by kernels.inl.
 
 struct NoiseLanes : Simd {
   template <int Left>
@@ -10,7 +10,8 @@ struct NoiseLanes : Simd {
   FASTAGG_FN U word(I whole) { return (U)whole; }
 };
 
-// Adds a block of noise. Instructions limit this stage, not memory, so it also prefetches what later stages read.
+// Adds noise to a block. Instructions limit the speed of this stage, and not memory. So this stage also prefetches
+// memory for later stages.
 void noise_block(const NoiseBlock& run) {
   constexpr int64_t kLines = kBlock / kLine, kTurns = kNoiseCalls / kFloats * 8;
   static_assert(kBlock == 16 * kNoiseCalls && (kLines % kTurns == 0 || kTurns % kLines == 0));

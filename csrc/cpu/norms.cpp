@@ -1,4 +1,5 @@
-// Norms of an arriving update. Rules decide by them whether, and how far, the model moves.
+// Computes norms of an arriving update (cpu.h), also while the update is copied or added. Norms decide whether an
+// update is refused or clipped, and in some rules how far the model moves.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -18,7 +19,8 @@ double total_of_groups(const std::vector<TensorSums>& groups, size_t which) {
   return fastagg::total_of_groups(groups.size(), [&](size_t g) { return groups[g][which]; });
 }
 
-// A copy of `count` values followed by zeros up to a multiple of 128. The zeros do not change the sums.
+// Memory for a strand (math/reduce.h). padded() returns `from` itself if count is n, otherwise a copy with zeros up to
+// n values. The zeros do not change the sums.
 struct alignas(64) Strand {
   float values[kStrand];
 
@@ -30,7 +32,7 @@ struct alignas(64) Strand {
   }
 };
 
-// Returns the update's strand at `at`, read in place if possible, otherwise assembled in `scratch`.
+// Returns elements at..at+count-1 of an update as floats: in place if possible, otherwise assembled in `scratch`.
 const float* strand_of(const Update& update, const Kernels& table, int64_t at, int64_t count, Strand& scratch) {
   const auto piece = piece_at(update, at);
   if (is_plain(update, *piece) && at + count <= piece->begin + piece->size)
@@ -45,7 +47,7 @@ const float* strand_of(const Update& update, const Kernels& table, int64_t at, i
   return scratch.values;
 }
 
-// Copies elements at..at+count-1. Both updates have the same types there.
+// Copies elements at..at+count-1 to the same place of `to`. Both updates must have the same types there.
 void copy_range(const Update& update, const Update& to, int64_t at, int64_t count) {
   auto from = piece_at(update, at), into = piece_at(to, at);
   for (const int64_t end = at + count; at < end;) {
@@ -66,20 +68,20 @@ float* plain_at(const Update& update, int64_t at, int64_t count) {
   return static_cast<float*>(const_cast<void*>(piece->data)) + (at - piece->begin);
 }
 
-// Returns how many strands a thread takes at a time: a whole group, or fewer for a small update. Then each thread
-// reads the elements that the same thread later steps. Between cores that share no cache, every cache line that
-// moves costs time.
+// Returns how many strands a thread takes at a time: a whole group, or fewer for a small update. With fewer strands, a
+// thread mostly reads the elements that the same thread steps later. If cores share no cache, moving cache lines
+// between them costs time.
 int64_t strands_at_a_time(int64_t strands) {
   int64_t per = threads() > 1 && strands > 8 ? 2 : kGroupStrands;
   while (per < kGroupStrands && per * 8 * threads() < strands) per *= 2;
   return per;
 }
 
-// Returns the groups' sums in reduce.h's order. sums(values, at, count, out) sums one strand. `before` is called before
-// a strand is read, and returns whether `before` has summed the strand itself.
+// Returns the sums of each group, in reduce.h's order. `used` is the number of sums. sums(values, at, count, out) sums
+// one strand. before(at, count, out) is called first. `before` returns whether it has summed the strand itself.
 //
-// This pass only reads, so it waits for memory. Some processors prefetch only within a page. On these the pass reads a
-// group's strands at several places in turn. The strands' sums are still added in order.
+// The pass only reads, so it waits for memory. Some processors prefetch only within a page. For these processors, a
+// thread reads a group's strands from several places in turn. The strands' sums are still added in order.
 template <typename Of, typename Before>
 std::vector<TensorSums> group_sums(const Update& update, int used, int64_t bytes, Of sums, Before before) {
   const int64_t strands = (update.size + kStrand - 1) / kStrand, per = strands_at_a_time(strands);
@@ -105,7 +107,7 @@ std::vector<TensorSums> group_sums(const Update& update, int used, int64_t bytes
       }
     if (strand_sums.empty()) add(whole, first, last);
   };
-  // A pass that only reads is worth sharing from two groups on, because no cache line moves between cores.
+  // Updates of any size are shared between threads, because a pass that only reads moves no cache line between cores.
   parallel((strands + per - 1) / per, std::max(update.size * bytes, kWorthSharing), part);
   for (int64_t first = 0; !strand_sums.empty() && first < strands; first += kGroupStrands)
     add(&strand_sums[static_cast<size_t>(first)], first, std::min(strands, first + kGroupStrands));
@@ -150,11 +152,11 @@ auto squares_and(Tensors* tensors) {
 }
 
 struct Products {
-  double own = 0.0, both = 0.0, model = 0.0;      // u.u, u.x, x.x
-  float least = HUGE_VALF, largest = -HUGE_VALF;  // the extremes of u
+  double own = 0.0, both = 0.0, model = 0.0;      // the products u.u, u.x, x.x
+  float least = HUGE_VALF, largest = -HUGE_VALF;  // the smallest and the largest element of u
 
   bool are_misformed(double share, bool is_trained) const {
-    if (least == largest) return false;  // a constant may be artificial
+    if (least == largest) return false;  // an update of equal elements may be artificial
     const double apart = own - 2.0 * both + model, opposite = own + 2.0 * both + model;
     return is_trained ? own < share * share * apart : std::min(apart, opposite) < share * share * own;
   }
@@ -174,8 +176,8 @@ const float* floats_of(const Update& update, int64_t begin, int64_t end, float* 
   return scratch;
 }
 
-// Returns the products over evenly spaced runs, which have at most kMostCompared elements in all. In encoded numbers a
-// run begins at a scale block.
+// Returns the products over evenly spaced runs of `length` elements, at most kMostCompared elements in all. In an
+// encoded update each run begins at a scale block, because decoding must begin there.
 Products products_of(const Update& numbers, const Update& x, int64_t runs, int64_t length) {
   Products sum;
   const int64_t apart = numbers.size / runs;
@@ -200,7 +202,7 @@ Products products_of(const Update& numbers, const Update& x, int64_t runs, int64
 bool is_misformed(const Update& numbers, const Update& x, bool is_trained) {
   constexpr int64_t kFewest = 16, kRuns = 64;
   if (numbers.size < kFewest) return false;
-  // A few elements are compared first. For most answers they are enough.
+  // A few elements are compared first, with a wider limit. For most answers, these show that the form is right.
   if (!products_of(numbers, x, kFewest, 1).are_misformed(0.5, is_trained)) return false;
   const bool all = numbers.size <= kMostCompared;
   return products_of(numbers, x, all ? 1 : kRuns, kMostCompared / (all ? 1 : kRuns)).are_misformed(0.1, is_trained);
@@ -265,7 +267,7 @@ double absorb(const Update& update, const Update& copy, Tensors* tensors) {
     float* const to = plain_at(copy, at, count);
     if (from == nullptr || to == nullptr || whole_rows(count) != count) {
       copy_range(update, copy, at, count);
-      return false;  // the caller sums the copy
+      return false;  // group_sums then sums the copy
     }
     kernels().copy_squares(from, to, count, tuning().prefetch, out);
     if (tensors != nullptr) tensors->add(to, at, count);
@@ -290,15 +292,15 @@ void fold_once(const std::vector<TrainedModel>& updates, const float* acc, float
   const int64_t size = updates.front().model.size, ahead = tuning().prefetch;
   const size_t count = updates.size(), groups = static_cast<size_t>((size + kGroup - 1) / kGroup);
   const bool past = bypasses(4 * size * static_cast<int64_t>(count + 2)) && acc_out != acc && aligned(acc_out);
-  std::vector<double> sums(groups * count);  // by group and update
+  std::vector<double> sums(groups * count);  // each update's sum of squares, by group
   auto group = [&](int64_t index) {
     double* const totals = sums.data() + static_cast<size_t>(index) * count;
-    Strand copies[kFolds], total;  // copies of updates; the sum of all folds but the last
+    Strand copies[kFolds], total;  // copies of updates, and the sum of all but the last fold
     for (int64_t at = index * kGroup, end = std::min(size, at + kGroup); at < end; at += kStrand) {
       const int64_t n = std::min(kStrand, end - at);
       const float* before = shifted(acc, at);
       for (size_t first = 0, folded = 0; first < count; first += folded) {
-        // The first update is stored. Adding it to zero would change the sign of a negative zero.
+        // Without acc, the first update is stored. Adding it to zero would change the sign of a negative zero.
         folded = before == nullptr ? 1 : std::min<size_t>(kFolds, count - first);
         folded = folded == 3 ? 2 : folded;
         Fold fold{};

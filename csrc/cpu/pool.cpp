@@ -26,15 +26,15 @@ using std::chrono::microseconds;
 constexpr microseconds kTaken{100};
 // How long the caller spins for busy workers after its own work is done.
 constexpr microseconds kPatience{40};
-// The number of calls for which a worker does not spin after it found its core taken.
+// A worker that found its core in use by another thread does not spin for this number of calls.
 constexpr int kBackOff = 16;
 
-// If a call's data is at most this many bytes, the data may still be in the caches. Then a thread leaves the others'
-// chunks alone. If cores share no cache (another core complex, or sometimes two cores of a virtual machine), each cache
-// line that moves to another core costs more than a chunk's work, in this call and in the next one.
+// If a call touches fewer bytes than this, the data may still be in the caches of the threads that used it last. Then a
+// thread leaves the other threads' chunks alone. If cores share no cache (in another core complex, or sometimes on a
+// virtual machine), moving a chunk's cache lines costs more than the chunk's work, in this call and in the next one.
 constexpr int64_t kCached = int64_t{1} << 25;
-// Even then a thread helps another one that has begun no chunk for this long, plus kSlower times the duration of one of
-// the helper's own chunks.
+// Even if the data may be in caches, thread A takes chunks of thread B if B has begun no chunk for some time:
+// kStandstill plus kSlower times the duration of one of A's chunks.
 constexpr microseconds kStandstill{20};
 constexpr int kSlower = 10;
 
@@ -46,7 +46,7 @@ void pause() {
 #endif
 }
 
-// Spins until done() or until `limit` is over. Also stops if another thread wants this core, and then sets `taken`.
+// Spins until done(), but at most for `limit`. Stops and sets `taken` if another thread uses this core. Returns done().
 template <typename Done>
 bool spin_until(Done done, microseconds limit, bool* taken) {
   const auto start = Clock::now();
@@ -78,7 +78,7 @@ struct Job {
   Task task;
   void* context;
   std::vector<Share>& shares;
-  bool cached;  // the chunks' data may be in the caches of the threads that used it last
+  bool cached;  // whether the chunks' data may be in the caches of the threads that used it last
 
   void work(size_t own) {
     const size_t count = shares.size();
@@ -99,7 +99,7 @@ struct Job {
     return true;
   }
 
-  // Takes chunks of a thread that has not begun, or that has begun no chunk for `patience`.
+  // Takes chunks of another thread's share. That thread must have begun no chunk at all, or none for `patience`.
   void help(Share& share, Clock::duration patience) {
     auto moved = Clock::now();
     int64_t seen = share.left();
@@ -130,7 +130,7 @@ class Pool {
     workers_.reserve(static_cast<size_t>(workers));
     try {
       for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { serve(i); });
-      // the system has no more threads: the existing ones do the missing workers' chunks
+      // The system gives no more threads. The existing threads do the missing workers' chunks.
     } catch (const std::exception&) {
     }
   }
@@ -145,16 +145,17 @@ class Pool {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  int threads() const { return static_cast<int>(shares_.size()); }  // the requested number, including the caller
+  int threads() const { return static_cast<int>(shares_.size()); }  // the requested number, with the caller's thread
 
-  // Whether calling the workers is worth it: they are awake, or the work is large enough to wake them, or calls come so
-  // quickly that workers that wake now will be awake for the next calls.
+  // Returns whether to share the work with the workers. Sharing is faster if all workers are awake or the work is
+  // large. Sharing also helps if the last call was recent, because workers that wake now will be awake for the next
+  // call.
   bool worth(int64_t bytes) const {
     if (sleeping_.load(std::memory_order_relaxed) == 0 || bytes >= kWorthWaking) return true;
     return Clock::now() - last_ < microseconds{tuning().spin};
   }
 
-  // Must be called after the caller worked alone.
+  // Notes that a call with work for several threads has ended. Must also be called if the caller worked alone.
   void passed() { last_ = Clock::now(); }
 
   void run(Task task, void* context, int64_t chunks, int64_t bytes) {
@@ -176,7 +177,7 @@ class Pool {
       wake_.notify_all();
     }
     job.work(0);
-    job_.store(nullptr);  // a worker that comes later finds no job, and the caller does not wait for it
+    job_.store(nullptr);  // the caller does not wait for a worker that is so late that it finds no job
     wait_for_workers();
     passed();
   }
@@ -187,8 +188,8 @@ class Pool {
   void wait_for_workers() {
     bool taken = false;
     if (spin_until([this] { return idle(); }, kPatience, &taken)) return;
-    // Another thread uses a worker's core. Torch's threads, for example, stay awake for milliseconds after an
-    // operation. The caller's core becomes free while the caller waits, so the worker may run there.
+    // Another thread seems to use a worker's core. Torch's threads, for example, stay awake for milliseconds after an
+    // operation. The caller's core is idle while the caller waits. So let_go() lets workers run on this core.
     let_go();
     std::unique_lock<std::mutex> lock(mutex_);
     waiting_.store(true);
@@ -197,8 +198,8 @@ class Pool {
   }
 
   // A sleeping worker may be woken on the caller's core. Worker and caller then share the core for milliseconds, until
-  // the scheduler notices that another core is idle. This can take half as long as a step at ten million parameters. So
-  // workers stay off the caller's core.
+  // the scheduler notices that another core is idle. This delay can be half of the time of a step with ten million
+  // parameters. So workers stay off the caller's core.
   void keep_off_this_core() {
 #if defined(__linux__)
     const int core = sched_getcpu();
@@ -226,9 +227,9 @@ class Pool {
 #endif
 
   void serve(size_t index) {
-    const PlainFloats plain;  // a thread's floating-point modes are otherwise those of its creator
+    const PlainFloats plain;  // a new thread has the floating-point modes of the thread that made it
     uint64_t seen = 0;
-    int quiet = 0;  // the number of further calls before which this worker sleeps at once
+    int quiet = 0;  // for this many calls, the worker sleeps without spinning first
     for (;;) {
       wait_for_call(seen, quiet);
       seen = generation_.load();
@@ -267,7 +268,7 @@ class Pool {
   std::atomic<int> sleeping_{0};
   std::atomic<bool> waiting_{false}, stop_{false};
   Clock::time_point last_{};  // the end of the last call with work for several threads
-  bool crowded_ = false;      // there are fewer cores than threads, so no thread spins
+  bool crowded_ = false;      // whether there are fewer cores than threads; then no worker spins
 #if defined(__linux__)
   cpu_set_t allowed_;
   int callers_core_ = -1;
@@ -275,8 +276,8 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-// The state that a forked child must not inherit while it changes. The child gets a new PoolState. The old one is
-// abandoned together with the parent's threads, which do not exist in the child.
+// The pool and its lock. A forked child gets a new PoolState, because the parent's other threads may be changing the
+// old one during the fork. The child cannot use the old pool, whose threads do not exist in the child.
 struct PoolState {
   std::mutex busy;
   std::unique_ptr<Pool> pool;

@@ -1,8 +1,8 @@
 // One persistent pool of threads for the whole process.
 //
-// The pool does not use OpenMP. Torch has its own OpenMP runtime. Two such runtimes in one process deadlock or crash,
-// and neither survives a fork. Workers stay awake for some microseconds after a call (tuning.h, `spin`), unless another
-// thread needs their core. Then the workers sleep, so they do not slow down torch's threads while a client trains.
+// The pool does not use OpenMP, because torch has its own OpenMP runtime. Two such runtimes in one process deadlock or
+// crash, and neither survives a fork. Workers stay awake for some microseconds after a call (tuning.h, `spin`), unless
+// another thread needs their core. Then the workers sleep, so that torch's threads can use the cores.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,15 @@ namespace fastagg::cpu {
 using Task = void (*)(void* context, int64_t chunk);
 
 // Calls task(context, i) once for each i in 0..chunks-1, on the pool and on the calling thread. Returns when all calls
-// are done. Each thread begins with its own share, because its caches may still hold the data of the last call. Then
-// the thread helps the others, because their cores may be slower. If the data may be in caches, a thread helps only
-// threads that have stopped. If another caller uses the pool at the same time, the work runs on the calling thread
-// alone.
+// are done. Each thread begins with its own share of the chunks, because its caches may still hold the share's data
+// from the last call. Then the thread takes chunks of slower threads. If the data may be in caches, it takes chunks
+// only from threads that make no progress. If another caller uses the pool at the same time, the calling thread does
+// all the work alone.
 //
-// `bytes` is the memory that all chunks touch. The caller does little work alone, because data that one core has just
-// written reaches another core slowly. Waking a sleeping worker costs 10 to 20 us on a virtual machine. So work of
-// medium size is shared with awake workers. Sleeping workers are woken for it only if calls follow each other quickly.
+// `bytes` is the number of bytes that all chunks touch. The calling thread works alone below kWorthSharing bytes,
+// because moving data between cores would take longer. From kWorthWaking bytes on, sleeping workers are woken, which
+// takes 10 to 20 us on a virtual machine. Between the two limits, the work is shared if the workers are awake. Sleeping
+// workers are woken for such work only if calls follow each other quickly.
 void parallel(int64_t chunks, int64_t bytes, Task task, void* context);
 
 constexpr int64_t kWorthSharing = int64_t{1} << 19;

@@ -1,12 +1,11 @@
-// Block kernels of the client caches: random bits, reading and writing rows, and the sum over clients. Included by
-// kernels.inl.
+// Kernels on blocks of clients' rows: random bits, reading, writing, and the sum over clients. Included by kernels.inl.
 //
-// The kernels are loops over pairs of elements, which the compiler vectorises. math/rows.h defines a pair's result.
+// The kernels are loops over pairs of elements (math/rows.h). The compiler vectorises these loops.
 
 FASTAGG_FN W wide(uint64_t word) { return W{} + word; }
 
-// Computes math/philox.h's philox() on kDoubles counters at once. Each 64-bit lane holds a 32-bit word, so one widening
-// multiplication gives both halves of a product. The upper half of a lane may hold anything, because the next
+// Computes philox() of math/philox.h for kDoubles counters at once. Each 64-bit lane has a 32-bit word, so one widening
+// multiplication gives both halves of a product. The upper half of a lane may have any value, because the next
 // multiplication reads only the lower half.
 FASTAGG_FN void philox_lanes(W& a, W& b, W& c, W& d, uint32_t key0, uint32_t key1) {
 #pragma GCC unroll 7
@@ -22,7 +21,7 @@ FASTAGG_FN void philox_lanes(W& a, W& b, W& c, W& d, uint32_t key0, uint32_t key
   }
 }
 
-// Computes words[w][j], word w of call j, for `Calls` calls.
+// Makes `Calls` calls of Philox. words[w*Calls + j] is word w of call j. Prefetches memory at `ask`, unless null.
 template <int64_t Calls>
 FASTAGG_FN void philox_words(const RandomKey& key, int64_t block, uint32_t* words, const float* ask) {
   const uint64_t low = static_cast<uint32_t>(block), high = static_cast<uint64_t>(block) >> 32 << 7;
@@ -33,7 +32,7 @@ FASTAGG_FN void philox_words(const RandomKey& key, int64_t block, uint32_t* word
   for (int64_t call = 0; call < Calls; call += 2 * kDoubles) {
     if (ask != nullptr)
       for (int64_t line = 0; line < kDoubles; ++line) ahead_of(ask + (call / 2 + line) * kLine);
-    W a[2], b[2], c[2], d[2];  // even and odd calls
+    W a[2], b[2], c[2], d[2];  // for even and for odd calls
     for (int64_t odd = 0; odd < 2; ++odd) {
       a[odd] = wide(low);
       b[odd] = even + wide(static_cast<uint64_t>(call + odd));
@@ -48,16 +47,16 @@ FASTAGG_FN void philox_words(const RandomKey& key, int64_t block, uint32_t* word
   }
 }
 
-// Element i uses half of words[i/256][i%128]: the lower half if element i is in the first 128 elements of its scale
-// block, otherwise the upper half. math/philox.h uses the same numbering.
+// Computes the random words of a block of 1,024. Element i uses half of word i/256*128 + i%128: the lower half in the
+// first half of a scale block, otherwise the upper half. math/philox.h uses the same order.
 void random_words_block(const RandomKey& key, int64_t block, uint32_t* words, const float* ask) {
   philox_words<kCalls>(key, block, words, ask);
 }
 
 static_assert(kHalf == kCalls, "a scale block shares one word of every call");
 
-// Returns the largest magnitude in one scale block. The bits of non-negative floats have the floats' order, so the
-// maximum may be taken of integers, in any order.
+// Returns the largest magnitude in one scale block. Integers are compared, because the bits of non-negative floats have
+// the floats' order.
 FASTAGG_FN float absmax(const float* in) {
   int32_t largest = 0;
   for (int64_t i = 0; i < kScaleBlock; ++i) {
@@ -67,8 +66,8 @@ FASTAGG_FN float absmax(const float* in) {
   return float_from_bits(static_cast<uint32_t>(largest));
 }
 
-// Computes all scales of a block first. So the divisions wait only for the maxima, and not for the rounding of earlier
-// scale blocks. The largest magnitude of gain*in is |gain| times that of in, because rounding keeps order.
+// Computes the scales of gain*in for a whole block, before any rounding. So the divisions do not wait for the rounding
+// of earlier scale blocks. The largest magnitude of gain*in is |gain| times that of `in`, because rounding keeps order.
 FASTAGG_FN void find_scales(const float* in, float gain, float levels, float* scales, float* inverses, int64_t n) {
   const float size = gain < 0.0f ? -gain : gain;
   for (int64_t b = 0; b < n / kScaleBlock; ++b) {
@@ -77,8 +76,9 @@ FASTAGG_FN void find_scales(const float* in, float gain, float levels, float* sc
   }
 }
 
-// A loop over pairs reads both halves of a scale block in turn. Processors' own prefetchers do not follow that. So the
-// halves are prefetched on all processors. With this, ACE int8 takes a third less time on Zen 4.
+// Prefetches a scale block. A loop over pairs alternates between the two halves of a scale block. No processor's
+// prefetcher detects that. So the block is prefetched whatever the tuning says. ACE with int8 rows then takes a third
+// less time on Zen 4.
 FASTAGG_FN void ask_for_halves(const float* block) {
   for (int64_t line = 0; line < kScaleBlock; line += kLine) ahead_of(block + line);
 }
@@ -97,8 +97,9 @@ FASTAGG_FN void ask_for_codes(const typename Format::Code* codes, int64_t ahead)
   for (int64_t at = 0; at < kBytes; at += 64) ahead_of(from + at);
 }
 
-// Stores a row. With `TensorSums`, also applies the exchange and the first term to the sum. One pass for both keeps
-// codes in registers, and takes a fifth less time than separate passes.
+// Stores a block of a row. With `TensorSums`, also updates the sum over clients, by the exchange and by the first term.
+// One pass for both tasks keeps codes in registers, and saves a fifth of the time. Old, Termed: whether there are an
+// old row and a term.
 template <typename Format, bool TensorSums, bool Old, bool Termed>
 FASTAGG_FN void change_of(const RowChange& change) {
   constexpr bool kScaled = Format::kLevels > 0;
@@ -162,7 +163,7 @@ void change_block(const RowChange& change) {
   run(change);
 }
 
-// Calls visit(i, value) for all n elements of a row's block.
+// Calls visit(i, value) for all n elements of a row's block. Prefetches `sum`, unless null.
 template <typename Format, typename Visit>
 FASTAGG_FN void for_each_value(const Row& row, const float* sum, int64_t n, int64_t ahead, Visit visit) {
   for (int64_t b = 0; b < n; b += kScaleBlock) {

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), by the processor's instructions if it has them.
+// Computes SHA-256 (FIPS 180-4), with the processor's SHA instructions if there are any.
 #include "sha256.h"
 
 #include <algorithm>
@@ -65,7 +65,7 @@ bool has_instruction() {
 
 FASTAGG_SHA void hardware(uint32_t* state, const uint8_t* data, size_t blocks) {
   const __m128i order = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-  // The instruction keeps a, b, e, f in one register, and c, d, g, h in the other.
+  // The instructions expect the state's words a, b, e, f in one register, and c, d, g, h in another.
   const auto* at = reinterpret_cast<__m128i*>(state);
   const __m128i badc = _mm_shuffle_epi32(_mm_loadu_si128(at), 0xB1);
   const __m128i efgh = _mm_shuffle_epi32(_mm_loadu_si128(at + 1), 0x1B);
@@ -101,7 +101,7 @@ FASTAGG_SHA void hardware(uint32_t* state, const uint8_t* data, size_t blocks) {
 #if defined(__linux__)
 bool has_instruction() { return (getauxval(AT_HWCAP) & HWCAP_SHA2) != 0; }
 #else
-bool has_instruction() { return true; }  // all of Apple's 64-bit processors have it
+bool has_instruction() { return true; }  // all of Apple's 64-bit processors have the instructions
 #endif
 
 FASTAGG_SHA void hardware(uint32_t* state, const uint8_t* data, size_t blocks) {
@@ -155,7 +155,7 @@ Sha256& Sha256::add(const void* data, size_t size) {
 Digest Sha256::digest() {
   const uint64_t bits = 8 * size_;
   uint8_t end[72] = {0x80};
-  const size_t zeros = (119 - size_ % 64) % 64 + 1;  // includes the byte 0x80
+  const size_t zeros = (119 - size_ % 64) % 64 + 1;  // the bytes before the length, including 0x80
   for (int i = 0; i < 8; ++i) end[zeros + static_cast<size_t>(i)] = static_cast<uint8_t>(bits >> (56 - 8 * i));
   add(end, zeros + 8);
   Digest digest;

@@ -15,7 +15,7 @@ class Sha256 {
  public:
   explicit Sha256(bool in_software = false) : in_software_(in_software) {}
   Sha256& add(const void* data, size_t size);
-  Digest digest();  // call it once, as the last call
+  Digest digest();  // must be called only once, after all calls of add()
 
  private:
   uint32_t state_[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};

@@ -1,15 +1,14 @@
-// Vectors, and the operations on them for each instruction set. Each table of kernels includes this file once, inside
-// its namespace, with FASTAGG_LANES floats in a vector. No other vector code in csrc/cpu depends on the instruction
-// set.
+// Vector types, and the operations on them for each instruction set. Each table of kernels includes this file inside
+// its namespace, with FASTAGG_LANES floats in a vector. Other vector code does not depend on the instruction set.
 //
-// GCC's and Clang's vector types do the usual arithmetic. Intrinsics are used where the compilers find no instruction,
-// or use two instructions where one exists. The intrinsics' masked forms start from zeros. GCC 12 starts the unmasked
-// forms from an undefined value and warns about it.
+// GCC's and Clang's vector types have the usual arithmetic. Intrinsics are used where a compiler does not find the
+// instruction, or uses two instructions in place of one. Masked (maskz) forms of AVX-512 intrinsics avoid a warning: in
+// GCC 12, the unmasked forms start from an undefined value.
 
 constexpr int64_t kFloats = FASTAGG_LANES;
 constexpr int64_t kDoubles = kFloats / 2;
 typedef float F __attribute__((vector_size(4 * kFloats)));
-typedef float Half __attribute__((vector_size(kFloats > 8 ? 32 : 4 * kFloats)));  // eight floats at most
+typedef float Half __attribute__((vector_size(kFloats > 8 ? 32 : 4 * kFloats)));  // at most eight floats
 typedef uint32_t U __attribute__((vector_size(4 * kFloats)));
 typedef int32_t I __attribute__((vector_size(4 * kFloats)));
 typedef double D __attribute__((vector_size(4 * kFloats)));
@@ -40,7 +39,7 @@ FASTAGG_FN void put_vector(V value, T* to) {
 // Selects `yes` in lanes where the mask's bits are all ones, and `no` where they are all zeros.
 FASTAGG_FN F chosen(I mask, F yes, F no) { return (F)(((U)mask & (U)yes) | (~(U)mask & (U)no)); }
 
-// Streamed stores are weakly ordered. The fence makes them visible before the run is reported as done.
+// Streamed stores are weakly ordered. The fence makes them visible to other threads before the run is reported as done.
 FASTAGG_FN void fence() {
 #if defined(__SSE2__)
   _mm_sfence();
@@ -56,7 +55,7 @@ struct Simd {
   FASTAGG_FN F load(const float* from) { return vector_at<F>(from); }
   FASTAGG_FN void store(F value, float* to) { put_vector(value, to); }
 
-  // Stores past the caches. `to` must be aligned to a vector.
+  // Stores a vector to memory past the caches. `to` must be aligned to the vector's size.
   FASTAGG_FN void stream(F value, float* to) {
 #if defined(FASTAGG_512)
     _mm512_stream_ps(to, (__m512)value);
@@ -85,7 +84,7 @@ struct Simd {
 #endif
   }
 
-  // a > b ? a : b
+  // Returns a > b ? a : b.
   FASTAGG_FN F larger(F a, F b) {
 #if defined(FASTAGG_512)
     return (F)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
@@ -98,7 +97,7 @@ struct Simd {
 #endif
   }
 
-  // a < b ? a : b
+  // Returns a < b ? a : b.
   FASTAGG_FN F smaller(F a, F b) {
 #if defined(FASTAGG_512)
     return (F)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
@@ -111,7 +110,7 @@ struct Simd {
 #endif
   }
 
-  // a*b + c with one rounding
+  // Returns a*b + c with one rounding.
   FASTAGG_FN F multiply_add(F a, F b, F c) {
 #if defined(FASTAGG_512)
     return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -166,7 +165,7 @@ FASTAGG_FN F larger_magnitude(F largest, F value) {
 #endif
 }
 
-// (a & mask) | b
+// Returns (a & mask) | b.
 FASTAGG_FN U pick(U a, uint32_t mask, U b) {
 #if defined(FASTAGG_512)
   return (U)_mm512_ternarylogic_epi32((__m512i)a, _mm512_set1_epi32(static_cast<int>(mask)), (__m512i)b, 0xea);
@@ -198,7 +197,7 @@ FASTAGG_FN U rotate(U a) {
 #endif
 }
 
-// Multiplies the lower halves of 64-bit lanes.
+// Returns the 64-bit products of the lower halves of 64-bit lanes.
 FASTAGG_FN W widening_product(W x, W y) {
 #if defined(FASTAGG_512)
   return (W)_mm512_maskz_mul_epu32(0xff, (__m512i)x, (__m512i)y);
@@ -211,8 +210,8 @@ FASTAGG_FN W widening_product(W x, W y) {
 #endif
 }
 
-// Converts half a vector's floats to double. With __builtin_convertvector GCC would split four or eight floats in two,
-// and take the upper half through memory.
+// Converts half a vector's floats to double. With __builtin_convertvector, GCC would split four or eight floats in two,
+// and move the upper half through memory.
 typedef float HalfF __attribute__((vector_size(2 * kFloats)));
 FASTAGG_FN D widened(HalfF values) {
 #if defined(FASTAGG_512)
@@ -224,8 +223,8 @@ FASTAGG_FN D widened(HalfF values) {
 #endif
 }
 
-// Returns sum + a*b. If a and b are converted floats, the product is exact in double, so a fused operation gives the
-// same bits.
+// Returns sum + a*b. a and b must be converted floats. Their product is exact in double, so a fused operation gives the
+// same bits as a multiplication and an addition.
 FASTAGG_FN D add_product(D sum, D a, D b) {
 #if defined(FASTAGG_512)
   return (D)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)sum);

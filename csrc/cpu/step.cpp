@@ -1,5 +1,5 @@
-// A server step. If all vectors are fp32, the step is one fused loop. Otherwise stages run over blocks of 1,024
-// elements in the L1 cache.
+// Takes a server step (cpu.h). If all vectors are fp32, the step is one fused loop. Otherwise stages run one after the
+// other over blocks of 1,024 elements in the L1 cache.
 #include <utility>
 
 #include "../math/noise.h"
@@ -10,9 +10,9 @@
 namespace fastagg::cpu {
 namespace {
 
-// Adds the stored elements of a top-k, times `by`, to a block. The result has the same bits as if all elements were
-// added, also the zeros. Adding a positive zero only changes a negative zero's sign. `signed_zeros`: whether the block
-// may have negative zeros. Returns false, with nothing added, if a stored element's product is zero.
+// Adds the stored elements of a top-k, times `by`, to a block. The result has the same bits as if the top-k's zeros
+// were added, too. Adding +0 only turns a negative zero into +0. `signed_zeros`: whether the block may have negative
+// zeros. Returns false, with nothing added, if the product of `by` and a stored element is zero.
 bool add_sparse(const Wire& wire, float by, int64_t at, int64_t n, float* out, bool* signed_zeros) {
   const int32_t* const last = wire.indices + wire.count;
   const int32_t* const first = std::lower_bound(wire.indices, last, static_cast<int32_t>(at));
@@ -25,8 +25,8 @@ bool add_sparse(const Wire& wire, float by, int64_t at, int64_t n, float* out, b
   return true;
 }
 
-// Adds a block of acc + held[0] + ... + held[count-1], in order, in the L1 cache. Returns the sum, or null if there is
-// nothing to add.
+// Computes a block of acc + by_0*held_0 + by_1*held_1 + ... over `count` updates, in order, into `out`. Returns the
+// address of the sum. If count is 0, that is acc, which may be null.
 const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& held, size_t count, const float* acc,
                        int64_t at, int64_t n, float* out) {
   bool signed_zeros = true;
@@ -39,8 +39,8 @@ const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& 
     if (const int format = wire != nullptr && acc == out ? wire_facts(wire->format).row : -1; format >= 0) {
       const Row row{const_cast<uint8_t*>(wire->codes) + at * format_facts(format).bits / 8,
                     shifted(const_cast<float*>(wire->scales), at / kScaleBlock)};
-      // add_row does the same operations directly from the codes. It prefetches whatever the tuning says, because no
-      // processor's prefetchers follow so many streams.
+      // add_row computes the same directly from the codes. It prefetches whatever the tuning says, because no
+      // processor's prefetcher follows so many streams of memory.
       table.add_row[format](out, row, held[k].by, n, 2 * kBlock);
       continue;
     }
@@ -56,7 +56,7 @@ const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& 
   return acc;
 }
 
-// A step. `whole_` is the run of all elements, from which run_at makes the run of a block.
+// A server step. `whole_` has a fused loop's arguments for all elements, from which run_at() makes those of a block.
 class BlockStep {
  public:
   BlockStep(const Update& update, const Direction& direction, const Optimizer& optimizer)
@@ -152,7 +152,7 @@ class BlockStep {
 
   int act() const { return optimizer_.steps() ? optimizer_.kind : direction_.kind == kMean ? kMoves : kGives; }
 
-  // The approximate number of bytes touched per element. It decides whether waking threads is worth it.
+  // Returns about how many bytes the step touches per element, to decide on threads and on stores past the caches.
   int64_t bytes() const {
     int64_t vectors = 1;
     for (const void* vector :
@@ -167,7 +167,7 @@ class BlockStep {
                 (optimizer_.half.x != nullptr ? 1 : 0));
   }
 
-  // Returns the run of n elements from `at` on. `values` are the update's values there.
+  // Returns the arguments of a fused loop over the n elements from `at` on. `values` are the update's elements there.
   Run run_at(const float* values, int64_t at, int64_t n) const {
     Run run = whole_;
     run.update = values;
@@ -187,8 +187,7 @@ class BlockStep {
     return run;
   }
 
-  // Calls act(along, run, at) for each tensor's run within n elements from `at` on. Without turns, calls it once for
-  // all n.
+  // Calls act(along, run, at) for the part of each tensor in n elements from `at` on. Without turns, calls `act` once.
   template <typename Act>
   void each_turn(const float* values, int64_t at, int64_t n, Act act) const {
     if (direction_.turns == nullptr) {
@@ -211,8 +210,8 @@ class BlockStep {
     return {static_cast<char*>(row.data) + at * facts_.bits / 8, shifted(row.scales, at / kScaleBlock)};
   }
 
-  // Calls act(place), where place(run, at) sets the pointers to the model that a run reads and to the model that the
-  // run writes. For a bf16 model both are blocks in scratch. The written block is rounded to bf16 after `act` returns.
+  // Calls act(place), where place(run, at) sets the model that a run reads and the model that the run writes. For a
+  // bf16 model, both are fp32 blocks in scratch. After `act` returns, the written block is rounded to bf16.
   template <typename Act>
   void on_model(int64_t at, int64_t n, Act act) const {
     const HalfModel& half = optimizer_.half;
@@ -230,7 +229,7 @@ class BlockStep {
     if (to == last) std::memcpy(half.x_out + at, last, static_cast<size_t>(n) * sizeof(uint16_t));
   }
 
-  // Runs the optimizer on a block, with the direction that `from` forms.
+  // Steps a block of the model along the direction that `from` computes. The model may be fp32 or bf16.
   void finish(FusedDirection from, const Run& run, int64_t at) {
     if (optimizer_.half.x == nullptr) return optimize(from, run, at);
     on_model(at, run.n, [&](auto place) {
@@ -240,8 +239,7 @@ class BlockStep {
     });
   }
 
-  // Runs the optimizer on a block. With 8-bit moments, noise or weight decay, the block of the
-  // direction is first formed in scratch.
+  // Steps an fp32 block. With 8-bit moments, noise or weight decay, the direction is first computed in scratch.
   void optimize(FusedDirection from, const Run& run, int64_t at) {
     const bool coded = optimizer_.moments.coded();
     if (!coded && !decays_ && !is_noisy()) return table_.fused[from][act()](run);
@@ -267,7 +265,7 @@ class BlockStep {
       table_.fused[kAlongSingle][optimizer_.kind](steps);
   }
 
-  // Adds noise to the direction. Meanwhile the memory that the next stages read is prefetched.
+  // Adds noise to the direction, and prefetches memory for the next stages.
   void add_noise(Scratch& direction, const Run& run, int64_t at) const {
     const Noise& noise = direction_.noise;
     const float* const update = run.update == nullptr ? nullptr : run.update + kBlock;
@@ -294,7 +292,7 @@ class BlockStep {
       direction.values[i] = with_noise(direction.values[i], noise.scale, fresh.values[i]);
   }
 
-  // Runs an optimizer with 8-bit moments. These need whole scale blocks, so the vector's last scale block is padded
+  // Steps a block with 8-bit moments. The kernel needs whole scale blocks, so a vector's last scale block is padded
   // with zeros.
   void coded_along(Scratch& direction, const Run& run, int64_t at) {
     Scratch x, out;
@@ -320,8 +318,8 @@ class BlockStep {
     if (rest > 0) std::memcpy(run.out, out.values, bytes);
   }
 
-  // Takes a step on a block, with coded rows or with terms. Rows are padded to whole scale blocks, but vectors are not.
-  // So a vector's last block goes through scratch.
+  // Processes a block of a direction with rows, if the rows are not fp32 or there are terms. Rows are padded to whole
+  // scale blocks, but other vectors are not. So a vector's last block is copied to scratch.
   void cached(BlockReader& reader, int64_t at, int64_t n) {
     const int64_t whole = padded(n);
     const float* values = reader.block(at, n);
@@ -362,7 +360,7 @@ class BlockStep {
     if (optimizer_.steps()) finish(kAlongSum, run, at);
   }
 
-  // Takes a step on a block, with the waiting updates and the last update.
+  // Steps a block along the waiting updates: along their combination, or along their sum and the last update.
   void along_held(BlockReader& reader, int64_t at, int64_t n) {
     const std::vector<WeightedUpdate>& held = *direction_.buffer.held;
     Scratch scratch;
@@ -382,8 +380,8 @@ class BlockStep {
     finish(kAlongFlush, run, at);
   }
 
-  // Takes a step on a block whose new row is encoded already. The stages do what `change` does when it encodes an
-  // update. The row's decoded values are added to the sum, so the sum's bits are the same.
+  // Processes a block of a mean direction whose new row arrived encoded. The stages have the effect of `change`, but
+  // copy the codes. The decoded codes are added to the sum, as `change` does, so the sum's bits are the same.
   void entered(int64_t at, int64_t n) {
     const Run run = run_at(nullptr, at, n);
     const Row coded = row_at(direction_.row.coded, at);
@@ -432,8 +430,7 @@ class BlockStep {
                                             direction_.sum.terms[i].weight, n, tuning().prefetch);
   }
 
-  // Sets the padding of the written row to zero. Stages write whole scale blocks, but the fused loop writes only the
-  // vector.
+  // Sets the padding of the written row to zero. The fused loop, unlike the stages, writes only the row's elements.
   void clear_padding() const {
     if (direction_.row.write.data == nullptr) return;
     const size_t rest = static_cast<size_t>(padded(update_.size) - update_.size) * sizeof(float);
@@ -447,7 +444,7 @@ class BlockStep {
   const Facts facts_ = format_facts(direction_.row.format);
   Run whole_{};
   const bool decays_ = optimizer_.steps() && decays(optimizer_.hyper);
-  // Whether an optimizer's blocks pass through scratch.
+  // Whether each block of the direction or of the model passes through scratch in a step.
   const bool in_scratch_ = decays_ || is_noisy() || optimizer_.moments.coded() || optimizer_.half.x != nullptr;
 };
 

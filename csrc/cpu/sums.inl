@@ -1,5 +1,5 @@
-// Sums of squares and products in double over one strand, in math/reduce.h's order. The lanes stay in registers.
-// Included by kernels.inl.
+// Computes sums of squares and products over one strand, in double, in math/reduce.h's order. The lanes stay in
+// registers. Included by kernels.inl.
 
 FASTAGG_FN double total_of_lanes(const double* lanes) {
   double quads[kQuads];
@@ -10,8 +10,8 @@ FASTAGG_FN double total_of_lanes(const double* lanes) {
   return quads[0];
 }
 
-// Computes sums over n elements, a multiple of 128. add(i, sums) must add the products of elements i..i+kDoubles-1 to
-// each sum.
+// Computes `TensorSums` sums over n elements. n must be a multiple of 128. add(i, sums) must add the products of
+// elements i..i+kDoubles-1 to each sum. The vectors `streams` are prefetched.
 template <int TensorSums, typename Add, typename... Stream>
 FASTAGG_FN void sums_of(double* out, int64_t n, int64_t ahead, Add add, const Stream*... streams) {
   constexpr int64_t kHeld = kLanes / kDoubles;
@@ -63,8 +63,7 @@ void limit_block(const float* in, uint32_t limit, float* out, int64_t n, int64_t
   for (; i < n; ++i) out[i] = limited<ScalarLanes>(in[i], limit);
 }
 
-// Returns the sum of squares over a top-k's group that starts at `begin`. Elements that are not stored add nothing to
-// their lanes.
+// Returns the sum of squares over the group of a top-k that starts at `begin`. Elements that are not stored are zero.
 template <typename Codec>
 double squares_topk(const Wire& wire, int64_t begin) {
   double lanes[kGroupStrands * kLanes] = {};

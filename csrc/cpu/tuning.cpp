@@ -13,11 +13,11 @@ namespace {
 
 constexpr int64_t kNever = 0, kCache = int64_t{2} << 20;
 
-// These values were measured with bench/ (docs/performance.md). Prefetching half a block ahead gains a tenth on Intel.
-// On AMD it costs 20 to 40%, because AMD's own prefetchers detect the streams. Stores that bypass the caches gain 10 to
-// 25% on both, because the loops store directly from registers. On AMD such stores from a scratch block were a loss. If
-// the cache could have held the output, they take twice the time. Processors that were not measured get kUnknown. For
-// the known ones, the cache's size is read from the processor.
+// The table of tunings, measured with bench/ (docs/performance.md). Prefetching half a block ahead gains a tenth on
+// Intel. On AMD the same prefetches cost 20 to 40%, because AMD's own prefetchers detect the streams. Stores that
+// bypass the caches gain 10 to 25% on both, because the loops store directly from registers. But if the cache could
+// have held the output, such stores take twice the time. Such stores from a scratch block are slower on AMD. Processors
+// that are not in the table get kUnknown. For known processors, the cache's size is read from the processor.
 struct KnownProcessor {
   const char* vendor;
   int family_from, family_to;
@@ -32,7 +32,7 @@ constexpr Tuning kUnknown = {"unknown processor", 0, kNever, 256, kCache, 200, 6
 
 #if defined(FASTAGG_X86)
 int64_t last_cache(bool amd) {
-  int64_t bytes = 0;  // levels come in rising order of size, so the largest one is the last cache
+  int64_t bytes = 0;  // the last cache is the largest one
   unsigned a = 0, b = 0, c = 0, d = 0;
   for (unsigned index = 0; __get_cpuid_count(amd ? 0x8000001d : 4, index, &a, &b, &c, &d) != 0 && (a & 31u) != 0;
        ++index)
@@ -72,8 +72,8 @@ Tuning row_of(const Processor& processor) {
   return kUnknown;
 }
 
-// A published setting never changes. So a step that reads settings while another thread sets them sees the old or the
-// new ones. Old settings are never freed, because a process sets only a few.
+// A published Tuning never changes. So a step that reads the tuning while another thread sets one sees either the old
+// or the new tuning. Old tunings are never freed, because a process sets only a few.
 std::atomic<const Tuning*> current{nullptr};
 
 }  // namespace

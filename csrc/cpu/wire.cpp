@@ -1,4 +1,4 @@
-// Encodes updates, on the clients that send them.
+// Encodes and decodes updates, and models that the server sends (math/wire.h).
 #include <mutex>
 #include <vector>
 
@@ -8,8 +8,8 @@
 namespace fastagg::cpu {
 namespace {
 
-// Calls visit(values, at, n) for blocks of an update, on several threads. `values` are padded with zeros to a whole
-// block. Returns whether all values are finite.
+// Calls visit(values, at, n) for all blocks of an update, on several threads. `values` are padded with zeros to a whole
+// block. Returns whether all elements are finite.
 template <typename Visit>
 bool for_each_block(const Update& update, int64_t bytes, Visit visit) {
   constexpr uint32_t kInfinity = 0x7f800000u;
@@ -74,9 +74,10 @@ bool encode(TensorFormat, const Update& update, const Wire& into, const RandomKe
   return finite;
 }
 
-// Chooses the `count` largest magnitudes, and the first ones of equal magnitudes. Writes their places, in rising order,
-// and their values. Magnitudes are ordered by their bits. The magnitudes are first counted by the upper halves of their
-// bits. Those with the upper half of the least chosen magnitude are then counted by their lower halves.
+// Chooses the `count` elements of the largest magnitudes, and the first ones of equal magnitudes. Writes their places,
+// in rising order, and their values. Magnitudes are compared by their bits. The elements are first counted by the upper
+// 16 bits of their magnitudes. This gives the upper 16 bits of the smallest chosen magnitude. The elements with these
+// upper bits are then counted by their lower 16 bits.
 void choose(const Update& update, int64_t count, int32_t* indices, float* values) {
   constexpr int64_t kUpper = int64_t{1} << 15, kLower = int64_t{1} << 16;
   const int64_t size = update.size, blocks = (size + kBlock - 1) / kBlock;
@@ -94,8 +95,8 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
     parallel(shares, size * 4, run_share);
   };
   using Counts = std::vector<std::vector<int64_t>>;
-  // Returns the bin that has the last of the `wanted` largest elements. `wanted` becomes that element's number within
-  // the bin, counted from 1.
+  // Returns the bin of the last of the `wanted` largest elements. Sets `wanted` to this element's number in the bin,
+  // from 1.
   const auto find = [](const Counts& counts, int64_t* wanted) {
     auto bin = static_cast<int64_t>(counts.front().size());
     for (int64_t in = 0; bin-- > 0; *wanted -= in) {
@@ -107,14 +108,15 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
   };
   Counts upper(static_cast<size_t>(shares), std::vector<int64_t>(kUpper)), lower = upper;
   for_each([&](size_t share, int64_t, float value) { ++upper[share][bits(value) >> 16]; });
-  int64_t equal = count;  // how many of the elements with exactly the least chosen magnitude are chosen
+  int64_t equal = count;  // how many elements of exactly the smallest chosen magnitude are chosen
   const uint32_t high = find(upper, &equal);
   for (auto& bins : lower) bins.assign(kLower, 0);
   for_each([&](size_t share, int64_t, float value) {
     if (const uint32_t magnitude = bits(value); magnitude >> 16 == high) ++lower[share][magnitude & 0xffffu];
   });
   const uint32_t low = find(lower, &equal), least = high << 16 | low;
-  // For each share: the place of its first chosen element, and how many elements of the least magnitude are chosen.
+  // For each share: where its chosen elements are written, and how many of its elements of the smallest chosen
+  // magnitude are chosen.
   std::vector<int64_t> next(static_cast<size_t>(shares)), equals = next;
   int64_t begin = 0;
   for (size_t share = 0; share < next.size(); ++share) {

@@ -7,7 +7,8 @@ FASTAGG_FN Row row_in(const Wire& wire, int64_t at) {
           scales == nullptr ? nullptr : scales + at / kScaleBlock};
 }
 
-// Codes of a few bits are read and written several at a time, in a word. Small: a word of 32 bits holds them.
+// Codes of a few bits are read and written several at a time, as a word. Small: whether the word has 32 bits (otherwise
+// 64).
 template <bool Small>
 struct PackedWord {
   typedef uint32_t Type;
@@ -25,7 +26,7 @@ struct PackedCodes {
   static constexpr Word kMask = (Word{1} << Codec::kBits) - 1;
 };
 
-// decode_wire reads elements at..at+n-1 of an encoded update. There is one for each format.
+// decode_wire decodes elements at..at+n-1 of an encoded update. Each format has its own decode_wire.
 
 template <typename Codec>
 void decode_wire(DenseFormat<Codec>, const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead) {
@@ -73,9 +74,9 @@ void decode_wire_block(const Wire& wire, int64_t at, float* out, int64_t n, int6
   decode_wire(Format{}, wire, at, out, n, ahead);
 }
 
-// Encodes a block that begins a scale block. `codes` and `scales` are those of the block's first element. `words`:
-// random bits, in rows.inl's order. A codec that fills whole scale blocks writes zeros after the last element. Other
-// codecs write nothing there.
+// Encodes n numbers, of which the first begins a scale block. `codes` and `scales` are the places for the first number.
+// `words` are random bits in rows.inl's order. If a codec fills whole scale blocks, zeros follow the last code.
+// Otherwise nothing is written there.
 template <typename Codec>
 void encode_block(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales) {
   if constexpr (!Codec::kBlocks) {

@@ -1,5 +1,4 @@
-// An optimizer's step along a direction that is in registers. One warp steps one scale block. Its moments are in fp32
-// or 8 bits.
+// Steps a scale block (256 elements) with one warp. The direction is in registers. The moments are fp32 or 8-bit.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,5 @@
-// The directions with rows, mean and calibrated. One pass changes the client's row, the sum over clients and the model.
+// Takes steps along the directions with rows, mean and calibrated (math/directions.h). One pass changes the client's
+// row, the sum over clients and the model.
 #include "advance.cuh"
 #include "rows.cuh"
 #include "source.cuh"
@@ -16,17 +17,17 @@ struct Terms {
 // The fields of a Direction that the kernel reads.
 struct RowDirection {
   DirectionKind kind;
-  bool takes_update;  // false: there is no update, and only terms are added
+  bool takes_update;  // whether the update is added; otherwise only terms are added
   float gain;
   Exchange row;
   float* sum;
   float entering, leaving, dither, sum_scale;
   const float* acc;
-  float* out;  // the output of a calibrated direction without a step
+  float* out;  // the new acc of a calibrated direction without a step
   float weight, acc_scale;
 };
 
-// Processes one scale block with one warp. `j` is its number among the four in its block of 1,024.
+// Processes one scale block with one warp. `j` is the scale block's number, 0..3, in its block of 1,024 elements.
 template <typename Format, bool Coded, typename Reader>
 __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, bool whole, int64_t size, int64_t begin,
                                              int j, const RowDirection& c, const Terms& terms,
@@ -53,12 +54,12 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
     each([&](int h, int e) { input.half[h].v[e] *= c.gain; });
   Halves entering = input;
   if (c.row.write.data != nullptr) {
-    __syncwarp();  // every lane has read the old row, which the new one may overwrite
+    __syncwarp();  // waits until every lane has read the old row, which the new row may overwrite
     if (as_row)
       copy_block<Format>(c.row.coded, c.row.write, index);
     else
       entering = encode<Format>(c.row.write, index, input, dice, j);
-    __syncwarp();  // terms may read the new row
+    __syncwarp();  // waits until the new row is written, because terms may read it
   }
   const auto finish_sum = [&] {
     for (int t = 0; t < terms.count; ++t) {
@@ -128,9 +129,9 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
                        moments_aligned(optimizer.moments);
   const unsigned blocks = warps(blocks_of(update.size), where.device);
   Optimizer none;
-  // A launch takes a limited number of terms. If there are more (ACED, when many clients expire at once), further
-  // launches add the rest. A mean steps in the last launch. A calibrated direction steps in the first launch, because
-  // its terms are added after the step.
+  // A launch takes at most kMostTerms terms. If there are more (ACED, when many clients expire at once), further
+  // launches add the other terms. With a mean, the last launch takes the step. With a calibrated direction, the first
+  // launch takes the step, because its terms are added after the step.
   bool steps_first = direction.kind == kCalibrated;
   size_t next = 0;
   do {
@@ -147,7 +148,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
                source, aligned, along, terms, steps ? optimizer : none);
       });
     });
-    along.kind = kMean;  // only terms remain
+    along.kind = kMean;  // further launches only add terms
     along.takes_update = steps_first = false;
     along.row = {};
     along.acc = nullptr;

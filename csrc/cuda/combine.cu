@@ -1,12 +1,12 @@
-// Combines waiting updates element by element (math/combine.h), and computes sums over pairs of them.
+// Combines waiting updates element by element (math/combine.h), and computes sums over pairs of waiting updates.
 #include "../math/combine.h"
 #include "norms.cuh"
 
 namespace fastagg::cuda {
 namespace {
 
-// Reads four elements of a row that is not in fp32, as read_four does, but without the factor. The function is not
-// inlined, so that each kernel has its code once.
+// Reads elements at..at+3 of a row that is not in fp32, without the row's factor. The function is not inlined, so that
+// each kernel contains the function's code once.
 __device__ __noinline__ Quad decode_four(const HeldRow& row, int64_t at, int64_t left) {
   Quad numbers{};
 #pragma unroll 1
@@ -19,7 +19,7 @@ __device__ __noinline__ Quad decode_four(const HeldRow& row, int64_t at, int64_t
   return numbers;
 }
 
-// Reads elements at..at+3 of a row, times the row's factor. Elements after the first `left` are 0.
+// Returns elements at..at+3 of a row, times the row's factor. Only the first `left` elements exist. The others are 0.
 __device__ __forceinline__ Quad read_four(const HeldRow& row, int64_t at, int64_t left) {
   Quad numbers;
   if (row.data != nullptr && row.dtype == kFloat32) {
@@ -55,16 +55,17 @@ __global__ void __launch_bounds__(kThreads, 2) mean_kernel(const HeldRows rows, 
 constexpr int kMeans = place_in<Mean>(CombineKinds{}), kTrims = place_in<TrimmedMean>(CombineKinds{});
 constexpr int kSortedNumbers = 8 * static_cast<int>(kMostCombined);  // 32 KB of shared memory
 
-// Returns how many elements are sorted at a time. The number is a power of two.
+// Returns how many elements a block of threads sorts at a time. The number is a power of two.
 inline int width_of(int64_t count) {
   int width = kThreads;
   while (width * count > kSortedNumbers) width /= 2;
   return width;
 }
 
-// A block of threads sorts a tile of `width` elements. Value k of the tile's element c is at k*width + c. The
-// comparisons in one stage of the network use different places, so they may run in any order. All divisors are powers
-// of two.
+// Computes a trimmed mean or a mean around the median. A block of threads sorts the values of a tile, `width` elements,
+// at a time. The k-th value of the tile's element c is at k*width + c. Comparisons in one stage of the sorting network
+// use different places, so their order is free. All divisors are powers of two, so that tiles divide the threads
+// evenly.
 __global__ void __launch_bounds__(kThreads, 2)
     sorted_kernel(const HeldRows rows, int width, CombineSetting how, float* out) {
   alignas(16) __shared__ float values[kSortedNumbers];
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int column = thread % width, turn = thread / width, turns = kThreads / width;
   const int64_t step = static_cast<int64_t>(gridDim.x) * width;
   for (int64_t begin = static_cast<int64_t>(blockIdx.x) * width; begin < rows.size; begin += step) {
-    __syncthreads();  // all threads have read the last tile
+    __syncthreads();  // waits until all threads have read the last tile
     for (int q = thread; q < count << fours; q += kThreads) {
       const int k = q >> fours, c = (q & ((1 << fours) - 1)) * kFour;
       put_four(values + k * width + c, read_four(rows.of[k], begin + c, rows.size - begin - c));
@@ -98,8 +99,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// The trimmed mean of at most N rows. A thread computes four elements. For each of them it sorts the N rows' values in
-// registers. Missing rows count as infinity, so they come last.
+// Computes the trimmed mean of at most N rows. A thread computes four elements. For each element the thread sorts the
+// values of N rows in registers. Missing rows have infinite values, so they come last.
 template <int N>
 __global__ void __launch_bounds__(kThreads, 2) trimmed_kernel(const HeldRows rows, int cut, float* out) {
   const int count = static_cast<int>(rows.count);
@@ -129,14 +130,14 @@ __global__ void __launch_bounds__(kThreads, 2) trimmed_kernel(const HeldRows row
 // -- sums over pairs
 
 constexpr int kWide = static_cast<int>(kSide), kPairs = kWide * kWide, kTurn = static_cast<int>(kSumLanes);
-constexpr int kEach = 4;  // a thread has one lane of the sums for this many rows and as many columns
+constexpr int kEach = 4;  // a thread has one lane of the sums for this many rows and columns
 constexpr int kPairThreads = kPairs / (kEach * kEach) * kTurn;
-constexpr int kPart = kWarp * kFour;  // the elements of a row that a warp copies to shared memory at a time
-constexpr int kRoom = kPart + 2;      // with two more, rows that are four apart use different banks
+constexpr int kPart = kWarp * kFour;  // how many elements of a row a warp copies to shared memory at a time
+constexpr int kRoom = kPart + 2;      // with 2 unused numbers, rows that are four apart use different banks
 
-// A block of threads computes the sums of a tile of pairs over a group. Lanes fold after a block of 1,024 elements, as
-// on the CPU. In a tile on the diagonal, pairs below the diagonal are left out. The last row stands in for missing
-// rows.
+// Computes sums over pairs of rows. A block of threads processes one tile of pairs and one group (math/reduce.h). Lanes
+// are added up after each block of 1,024 elements, as on the CPU. In a tile on the diagonal, threads with pairs only
+// below the diagonal compute nothing. The last row replaces missing rows.
 template <bool Apart>
 __global__ void __launch_bounds__(kPairThreads, 4) pairs_kernel(const HeldRows rows, const Tiles tiles) {
   alignas(16) __shared__ double held[2][kWide][kRoom];
@@ -159,11 +160,11 @@ __global__ void __launch_bounds__(kPairThreads, 4) pairs_kernel(const HeldRows r
       b[k] = held[square ? 0 : 1][column + k < there[1] ? column + k : there[1] - 1] + mine;
     }
     const int64_t end = (group + 1) * kGroup < rows.size ? (group + 1) * kGroup : rows.size;
-    double total[2] = {};  // the sums of pairs 2*mine and 2*mine + 1, of the sixteen pairs of the thread
+    double total[2] = {};  // the sums of pairs 2*mine and 2*mine + 1 of the thread's sixteen pairs
     for (int64_t block = group * kGroup; block < end; block += kBlock) {
       double sum[kEach][kEach] = {};
       for (int64_t begin = block; begin < block + kBlock && begin < end; begin += kPart) {
-        __syncthreads();  // all threads have read the last part
+        __syncthreads();  // waits until all threads have read the last part
 #pragma unroll
         for (int side = 0; side < 2; ++side)
           for (int k = warp; k < there[side] && !(square && side == 1); k += kPairThreads / kWarp) {

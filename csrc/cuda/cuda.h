@@ -1,8 +1,8 @@
-// CUDA launches. This header is plain C++, so the bindings need no CUDA header. An Error's text has the runtime's
-// message and the name of the launch.
+// The operations on a GPU. This header is plain C++, so the bindings need no CUDA header. A failed launch throws an
+// Error, whose text has the launch's name and the CUDA runtime's message.
 //
-// Everything is asynchronous on the LaunchPlace's stream. Addresses are in device memory. Results equal the CPU's bit
-// for bit, except those of the distillation loss.
+// All operations except copy_now are asynchronous, on the LaunchPlace's stream. Addresses are in device memory. Results
+// have the CPU's bits, except those of the distillation loss.
 #pragma once
 
 #include <cstdint>
@@ -21,29 +21,28 @@ class Error : public std::runtime_error {
 struct LaunchPlace {
   int device;
   void* stream;        // a cudaStream_t
-  bool loads = false;  // whether only to load the kernels, without a launch
+  bool loads = false;  // whether to load the kernels without launching them
 };
 
 int runtime_version();
 int device_count();  // 0 if there is no driver or no device
 
-// What the driver reports. driver() does not throw. It puts an error's text into `words`.
+// What the CUDA driver reports. driver() does not throw. If there is an error, driver() sets `words`.
 struct Driver {
   int devices = 0;
   int version = 0;    // the newest CUDA version that the driver supports, such as 12040 for 12.4; 0: there is no driver
-  std::string words;  // without a device: why there is none, and what to do
+  std::string words;  // if there is no device: the reason, and what to do
 };
 Driver driver();
 void compute_capability(int device, int* major, int* minor);
 
-// The most pieces of an update. Kernels take their arguments by value, and every driver allows at least 4 KB of
-// arguments.
+// The most pieces of an update. Kernels get the pieces as arguments, and every driver allows 4 KB of arguments.
 constexpr int kMostPieces = 200;
 
-// Takes a step along any of the five directions. Only mean and calibrated directions may have no optimizer.
+// Takes a step along any direction that is not turned. Only mean and calibrated directions may have no optimizer.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where);
 
-// Takes a step along an update whose tensors are turned (single). The array `of` is on the device.
+// Takes a step along an update whose tensors are turned towards the momentum (plan.h). The array `of` is on the device.
 struct Turns {
   const Turn* of;
   int64_t count;
@@ -53,8 +52,8 @@ void turned_step(const Update& update, double gain, const Turns& turns, const Op
 
 constexpr int kSums = 3;
 
-// Sums over parts of an update u and of the momentum m: |u|^2, |m|^2 and u.m. The order is reduce.h's order within a
-// strand. Part p has elements begins[p]..begins[p + 1]-1, at most a strand. All addresses are on the device.
+// Sums over parts of an update u and of the momentum m: |u|^2, |m|^2 and u.m. The additions have the order of reduce.h
+// within a strand. Part p has at most kStrand elements, begins[p]..begins[p + 1]-1. Addresses are on the device.
 struct UpdateParts {
   const int64_t* begins;
   int64_t count;
@@ -66,8 +65,8 @@ void sum_parts(const Update& update, const UpdateParts& parts, const LaunchPlace
 // out = the decoded update. The update's arrays are on the device.
 void decode(const Wire& wire, float* out, const LaunchPlace& where);
 
-// A waiting update with its factor `by`. It is one vector of any type or, if `data` is null, encoded. HeldRows is the
-// list of all waiting updates, which have `size` elements each. The list is on the device, too.
+// A waiting update and its factor `by`. The update is one vector of the type `dtype` or, if `data` is null, the encoded
+// update `wire`. HeldRows is the list of all waiting updates, each of `size` elements. The list is on the device.
 struct HeldRow {
   const void* data = nullptr;
   Dtype dtype = kFloat32;
@@ -82,9 +81,10 @@ struct HeldRows {
 // out = the combination of the rows, each times its factor (math/combine.h).
 void combine(const HeldRows& rows, const CombineSetting& how, float* out, const LaunchPlace& where);
 
-// Sums over pairs of rows as in Runner::pair_sums, by group (math/reduce.h) and by tile of kSide*kSide pairs. With n
-// tiles side by side, tile t pairs the rows from t/n*kSide on with those from t%n*kSide on. `listed`: the wanted tiles.
-// `count`: their number. `sums`: [count, kSide, kSide, groups]. A pair that equals another one has 0 there.
+// Computes Runner::pair_sums (runner.h), separately for each group (math/reduce.h) and for each tile of kSide*kSide
+// pairs. The rows are cut into n runs of kSide rows, and tile t pairs run t/n with run t%n. `listed` has the `count`
+// wanted tiles. `apart`: whether to sum squared differences instead of products. `sums` is [count, kSide, kSide,
+// groups]. Only sums on and above the diagonal are valid.
 constexpr int64_t kSide = 16;
 struct Tiles {
   const int32_t* listed;
@@ -94,10 +94,10 @@ struct Tiles {
 };
 void pair_sums(const HeldRows& rows, const Tiles& tiles, const LaunchPlace& where);
 
-// out = acc + weight*update. If acc is null, a new sum begins.
+// out = acc + weight*update. If acc is null, out = weight*update.
 void accumulate(const Update& update, const float* acc, double weight, float* out, const LaunchPlace& where);
 
-// The blocks first, first + stride, ... below last. Each has 1,024 elements.
+// The blocks first, first + stride, ... below last. A block is 1,024 elements.
 struct Blocks {
   int64_t first, last, stride;
 };
@@ -106,21 +106,21 @@ struct Blocks {
 // computed for `blocks` only. The weights are on the device.
 void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const LaunchPlace& where);
 
-// The same as cpu::add_rows and cpu::settle_rows, in one launch each. The jobs and weights are on the device.
+// These do the same as cpu::add_rows and cpu::settle_rows, with one launch each. Jobs and weights are on the device.
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
               const LaunchPlace& where);
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const LaunchPlace& where);
 
 void zero(void* memory, int64_t bytes, const LaunchPlace& where);
-// Both addresses must be in the device's memory or in pinned memory.
+// Copies memory. Both addresses must be in device memory or in pinned memory.
 void copy(void* to, const void* from, int64_t bytes, const LaunchPlace& where);
-// The addresses may be in any memory. The host waits for the copy.
+// Copies memory, and waits until the copy is done. The addresses may be in any memory.
 void copy_now(void* to, const void* from, int64_t bytes, const LaunchPlace& where);
 
 // out = row(slot), decoded.
 void read_row(const Rows& rows, int64_t slot, float* out, const LaunchPlace& where);
 
-// The model and the version that the update was trained from, if their distance is wanted. Otherwise both are null.
+// The model x and the version `base` that the client trained from. Both are null if no distance is wanted.
 struct DistanceBase {
   const float* x = nullptr;
   const float* base = nullptr;
@@ -128,22 +128,22 @@ struct DistanceBase {
 };
 
 // sums = |update|^2, |x - base|^2 and (x - base).update. A sum that is not wanted is 0. All vectors are read once, in
-// reduce.h's fixed order. `sums` is in device memory or pinned. `scratch` has measure_scratch(update.size) numbers.
-// Those from place measure_counters(update.size) on must be 0 at first, and every launch leaves them 0. Blocks of
-// threads exchange data only through the scratch. So launches with different scratch, on any streams, and graphs of
-// launches, do not disturb each other.
+// reduce.h's fixed order. `sums` is in device memory or pinned memory. `scratch` has measure_scratch(update.size)
+// numbers. The numbers from place measure_counters(update.size) on must be 0 before the first launch, and every launch
+// leaves them 0. Blocks of threads exchange data only through the scratch. So launches with different scratch may run
+// at the same time, on any streams and in graphs.
 int64_t measure_scratch(int64_t size);
 int64_t measure_counters(int64_t size);
 void measure(const Update& update, const DistanceBase& against, double* scratch, double* sums,
              const LaunchPlace& where);
 
-// Logits, [rows, classes].
+// The logits of a batch, [rows, classes].
 struct Logits {
   const float* values;
   int64_t rows, classes;
 };
 
-// The teachers' probabilities, labels and entropies of every row (math/distill.h).
+// The teachers' targets (math/distill.h): probabilities, label and entropy of every row.
 struct Targets {
   float* probs;
   int64_t* labels;
@@ -152,12 +152,12 @@ struct Targets {
 };
 void soft_targets(const Logits& logits, double scale, const Targets& out, const LaunchPlace& where);
 
-// The distillation loss and its gradient. `which`: the teachers' row of each student row. Null: row r belongs to row r.
+// Arguments of `distill`. The student's row r belongs to the teachers' row which[r], or to row r if `which` is null.
 struct Loss {
   const int64_t* which;
   double alpha_min, alpha_max;
-  double* scratch;  // 2 + rows numbers
-  float* value;     // one number
+  double* scratch;  // room for 2 + rows numbers
+  float* value;     // room for one number: the mean loss
   float* gradient;
 };
 void distill(const Logits& logits, const Targets& targets, const Loss& loss, const LaunchPlace& where);

@@ -1,4 +1,4 @@
-// Reports the devices of this machine.
+// Reports this machine's CUDA devices and driver, and explains errors of the CUDA runtime.
 #include "launch.cuh"
 
 namespace fastagg::cuda {

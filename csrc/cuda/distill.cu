@@ -1,9 +1,8 @@
-// FedEcho's distillation loss on the GPU. One block of threads processes a row and reads it twice, the second time from
-// the cache if the row fits there. The arithmetic of an element is that of csrc/math/distill.h. Each thread has its own
-// sums, which are folded in a fixed tree. So results are the same in every run, but their last bits differ from the
-// CPU's.
+// FedEcho's distillation loss on the GPU (math/distill.h). One block of threads processes a row. The threads read the
+// row several times, from the cache if the row fits there. Each thread has its own sums, which are then added in a
+// fixed order. So results are the same in every run, but their last bits differ from the CPU's.
 //
-// Bytes per logit: targets 8, loss and gradient 12.
+// Bytes of memory traffic per logit: 8 for the targets, 12 for loss and gradient.
 #include <math_constants.h>
 
 #include "../math/distill.h"
@@ -12,8 +11,9 @@
 namespace fastagg::cuda {
 namespace {
 
-// Each reduction of a block of threads has its own shared memory and one barrier. Between two calls of one reduction,
-// another reduction must be called. After the barrier of the latter, the memory of the former is free again.
+// A function that reduces values over a block of threads has its shared memory and one barrier. Between two calls of
+// one such function, a different one must be called. After the second function's barrier, all threads have read the
+// first function's memory.
 struct Pair {
   double a, b;
 };
@@ -34,7 +34,7 @@ __device__ __forceinline__ Pair sum_of_block(Pair value) {
   return total;
 }
 
-// A row's largest value, and the first place where it occurs.
+// A row's largest value, and the first place that has this value.
 struct RowMaximum {
   float value;
   long long at;
@@ -97,15 +97,15 @@ __global__ void __launch_bounds__(kThreads, 2) targets_kernel(Logits logits, flo
   }
 }
 
-// Whether the row's teacher and label are in range. The host does not wait, so no error can be raised here. Instead the
-// loss becomes NaN, and nothing out of range is read.
+// Returns whether the teacher's row and its label are in range. The host does not wait for the kernel, so the kernel
+// cannot raise an error. Instead the loss becomes NaN, and nothing out of range is read.
 __device__ __forceinline__ bool known(const Targets& t, int64_t classes, int64_t from) {
   return from >= 0 && from < t.rows && t.labels[from] < classes && (t.labels[from] >= 0 || t.labels[from] == kIgnored);
 }
 
 __device__ __forceinline__ int64_t teacher_of(const Loss& l, int64_t r) { return l.which == nullptr ? r : l.which[r]; }
 
-// One block of threads counts the rows that count, and writes alpha (Eq. 4) and 1/count to the front of the scratch.
+// Counts the rows whose label is not kIgnored. Writes alpha (Eq. 4) and 1/count to the front of the scratch.
 __global__ void __launch_bounds__(kThreads, 2) mixing_kernel(Logits z, Targets t, Loss l) {
   Pair sums{0.0, 0.0};
   for (int64_t r = threadIdx.x; r < z.rows; r += kThreads) {

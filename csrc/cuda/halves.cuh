@@ -1,4 +1,4 @@
-// A scale block (256 elements) of a vector, processed by one warp. Thread t has elements 4t..4t+3 of both halves.
+// Access to scale blocks (256 elements) of a vector, with one warp. Thread t has elements 4t..4t+3 of both halves.
 #pragma once
 
 #include <type_traits>
@@ -24,8 +24,8 @@ __device__ __forceinline__ void each(Visit visit) {
     for (int e = 0; e < kFour; ++e) visit(h, e);
 }
 
-// Calls visit(h, at, left) for this thread's four elements in each half of the scale block that starts at `begin`, in a
-// vector of `size` elements.
+// Calls visit(h, at, left) for this thread's four elements at `at`, in each half h of the scale block at `begin`. The
+// vector has `left` elements from `at` on.
 template <typename Visit>
 __device__ __forceinline__ void each_half(int64_t begin, int64_t size, Visit visit) {
 #pragma unroll
@@ -35,8 +35,8 @@ __device__ __forceinline__ void each_half(int64_t begin, int64_t size, Visit vis
   }
 }
 
-// Calls visit(std::true_type{}) for a whole scale block and visit(std::false_type{}) at a vector's end. Having the code
-// twice is worth it only for a block's loads, because these must not wait for each other.
+// Calls visit(std::true_type{}) for a whole scale block, and visit(std::false_type{}) at a vector's end. So `visit` is
+// compiled twice. This is worth it only for loads, because a whole block's loads need not wait for each other.
 template <typename Visit>
 __device__ __forceinline__ void loading(bool whole, Visit visit) {
   whole ? visit(std::true_type{}) : visit(std::false_type{});
@@ -61,11 +61,11 @@ __device__ __forceinline__ void store_halves(bool whole, float* out, int64_t beg
 }
 
 // Calls visit(whole, reader, begin, j) for every scale block of this warp. j is the scale block's number in its block
-// of 1,024. `whole`: whether 16-byte accesses may be used. before(block) is called first for every block of 1,024.
+// of 1,024 elements. `whole`: whether 16-byte accesses may be used. Calls before(block) first in each block of 1,024.
 template <typename Reader, typename Before, typename Visit>
 __device__ __forceinline__ void for_each_scale_block(const typename Reader::SourceData& source, bool aligned,
                                                      Before before, Visit visit) {
-  // The numbers of blocks in any GPU's memory fit in 32 bits, and the largest kernels are short of registers.
+  // The block numbers are 32 bits wide to save registers. That is enough for any GPU's memory.
   const auto blocks = static_cast<unsigned>((source.size + kBlock - 1) / kBlock);
   for (auto block = static_cast<unsigned>(warp_of_grid()); block < blocks;
        block += static_cast<unsigned>(warps_of_grid())) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void for_each_scale_block(const typename Reader::Sour
 #pragma unroll 1
     for (int j = 0; j < kScaleBlocks; ++j) {
       const int64_t begin = first + j * kScaleBlock;
-      if (begin >= source.size) break;  // all threads of the warp take the same branch
+      if (begin >= source.size) break;  // all threads of the warp leave the loop together
       visit(aligned && begin + kScaleBlock <= source.size, reader, begin, j);
     }
   }

@@ -11,7 +11,7 @@
 
 namespace fastagg::cuda {
 
-// Returns the runtime's message. For some errors the text also says what to do.
+// Returns the CUDA runtime's message for `status`. For some errors the text also says what to do.
 std::string words_for(cudaError_t status);
 
 inline void check(cudaError_t status, const char* what) {
@@ -21,7 +21,7 @@ inline void check(cudaError_t status, const char* what) {
 }
 
 // Makes a device current while the object lives. CUDA creates a context on the current device, so every call of the
-// runtime needs a guard. `launch`, rows.cu and queue.cu have them.
+// CUDA runtime needs a guard. `launch`, rows.cu and queue.cu make guards.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -46,15 +46,15 @@ constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-// Returns how many blocks of threads fill every multiprocessor several times, at most `wanted`. The kernels loop over
-// the rest.
+// Returns how many blocks of threads to launch: `wanted`, but at most `each` per multiprocessor. Kernels loop over the
+// remaining work.
 inline unsigned grid(int64_t wanted, int device, int64_t each = 16) {
   int processors = 1;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
   return static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, processors * each));
 }
 
-// Returns the grid with one warp per item.
+// Returns how many blocks of threads to launch for one warp per item.
 inline unsigned warps(int64_t items, int device) { return grid((items + kWarps - 1) / kWarps, device); }
 
 struct LaunchShape {
@@ -62,8 +62,7 @@ struct LaunchShape {
   unsigned blocks, threads;
 };
 
-// Launches kernel(arguments...) on `where`, with that device current. If the launch fails, throws an Error with the
-// name `what`.
+// Launches kernel(arguments...) on `where`'s device and stream. A failed launch throws an Error that contains `what`.
 template <typename... Expected, typename... Arguments>
 void launch(const char* what, const LaunchPlace& where, LaunchShape shape, void (*kernel)(Expected...),
             Arguments&&... arguments) {

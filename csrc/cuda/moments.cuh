@@ -1,6 +1,6 @@
-// 8-bit moments (csrc/math/moments.h) of one scale block, processed by one warp. The warp's threads hold the block's
-// vectors as in halves.cuh. Lanes t and t+16 share words 4t..4t+3. Lane t uses the even quarters of the words'
-// elements, and lane t+16 the odd quarters.
+// Steps with 8-bit moments (csrc/math/moments.h). One warp processes a scale block. Its threads have the block's
+// elements as in halves.cuh. Lanes t and t+16 share words 4t..4t+3. A word has the codes of one element in each quarter
+// of the block. Lane t uses the codes of the even quarters, and lane t+16 those of the odd quarters.
 #pragma once
 
 #include "../math/moments.h"
@@ -38,7 +38,7 @@ __device__ __forceinline__ Words load_words(const uint8_t* codes, int64_t begin)
   return out;
 }
 
-// Two lanes share each group of words. Each lane has half of the codes, and zeros in place of the other half.
+// Stores words that two lanes share. Each lane's words have zeros in place of the other lane's codes.
 __device__ __forceinline__ void store_words(bool whole, uint8_t* codes, int64_t begin, Words words) {
 #pragma unroll
   for (int e = 0; e < kFour; ++e) words.of[e] |= __shfl_xor_sync(kAll, words.of[e], kHalfWarp);
@@ -63,7 +63,7 @@ __device__ __forceinline__ void load_block(CodedMoments& to, const Moments& from
   if (from.coded_vhat != nullptr) to.vhat = load_words<Whole>(from.coded_vhat, begin);
 }
 
-// Returns the random words for this lane's four words. The lanes of a half warp compute the Philox calls together.
+// Returns the random words for this lane's four words. Each lane of a half warp makes one Philox call for all lanes.
 __device__ __forceinline__ Words random_words(const RandomKey& key, int64_t index) {
   const int group = lane() % kHalfWarp / kFour;
   const Philox made = random_call(key, index, static_cast<uint32_t>(lane() % kHalfWarp));
@@ -105,19 +105,18 @@ __device__ __forceinline__ uint32_t encoded_v(float value, uint32_t random, uint
   return above(value > least ? value : least, random, unit) & 0xffu;
 }
 
-// Limits a value to the largest storable magnitude, so that one overflow does not turn a whole block into NaN.
+// Limits a value to the largest storable magnitude, so that one overflow does not make a whole block NaN.
 __device__ __forceinline__ float kept_finite(float value) {
   const float largest = float_from_bits(kLargest);
   value = value < largest ? value : largest;
   return value > -largest ? value : -largest;
 }
 
-// Steps one scale block along d. Writes the new x, codes and units. The code branches on the optimizer's kind only
-// where kinds differ, so that the rest is compiled once.
+// Steps one scale block along d. Writes the new x, codes and units. Code that all optimizers share is compiled once.
 __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& held, bool whole, int64_t begin,
                                         int64_t size, Halves d, Halves x) {
   const int odd = lane() / kHalfWarp;
-  const auto place = [odd](int h) { return 16 * h + 8 * odd; };  // the place of a code in its word
+  const auto place = [odd](int h) { return 16 * h + 8 * odd; };  // the place of this lane's code in a word, in bits
   const float full_m = full_of(held.unit_m, kSpanM), full_v = full_of(held.unit_v, kSpanV);
   const float decay1 = o.hyper.beta1 * full_m, decay2 = o.hyper.beta2 * full_v;
   const bool has_v = o.moments.coded_v != nullptr, has_vhat = o.moments.coded_vhat != nullptr;
@@ -176,13 +175,13 @@ __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& 
       const uint32_t code = encoded_v(now[h][e].v, bits, unit_v);
       v.of[e] |= code << place(h);
       if (!has_vhat) return;
-      // vhat = max(vhat, v) on codes. Both are rounded with the same random bits, which keeps their order. If the unit
-      // has changed, vhat is first encoded again.
+      // Computes vhat = max(vhat, v) on codes. v and vhat are rounded with the same random bits, which keeps their
+      // order. If the unit has changed, vhat is first encoded in the new unit.
       uint32_t before = held.vhat.of[e] >> place(h) & 0xffu;
       if (!same_unit) before = encoded_v(decoded_v(before) * full_v, bits, unit_v);
       vhat.of[e] |= (before > code ? before : code) << place(h);
     });
-  __syncwarp();  // all lanes have read the codes and units that are overwritten now
+  __syncwarp();  // waits until all lanes have read the old codes and units
   store_halves(whole, o.x_out, begin, size, out);
   store_words(whole, o.moments.coded_m, begin, m);
   if (has_v) store_words(whole, o.moments.coded_v, begin, v);

@@ -1,4 +1,4 @@
-// A step along an update or a sum, with Gaussian noise (math/noise.h) that is drawn in the same pass.
+// Takes a step along an update or a sum, with Gaussian noise (math/noise.h). The noise is drawn in the same pass.
 #include "../math/noise.h"
 #include "advance.cuh"
 #include "source.cuh"
@@ -6,7 +6,7 @@
 namespace fastagg::cuda {
 namespace {
 
-// Draws normal numbers for a block of 1,024 elements with one warp. A lane makes two calls.
+// Draws the normal numbers for a block of 1,024 elements with one warp. Each lane makes two ChaCha20 calls.
 __device__ __forceinline__ void draw(const ChaChaKey& key, int64_t block, float* numbers) {
 #pragma unroll 1
   for (int call = lane(); call < kNoiseCalls; call += kWarp) {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   float* const numbers = all[threadIdx.x / kWarp];
   const Factors by = factors_of(along);
   const auto drawn = [&](int64_t block) {
-    __syncwarp();  // every lane has read the numbers of the last block
+    __syncwarp();  // waits until every lane has read the last block's numbers
     draw(noise.key, block, numbers);
     __syncwarp();
   };

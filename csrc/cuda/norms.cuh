@@ -1,18 +1,18 @@
-// Sums of squares and products of an update, in the fixed order of math/reduce.h and so with the CPU's bits. Eight
-// threads process a strand. Thread t has lanes 4t..4t+3. So a warp reads four strands at once. A block of threads
-// processes a quarter of a group. The last of a group's four blocks to finish adds the group's strands in order. The
-// last of all blocks adds the groups. Blocks are small, so that an update of about ten million parameters fills the GPU
-// evenly.
+// Computes sums of squares and products over an update, in the fixed order of math/reduce.h. So the results have the
+// CPU's bits. Eight threads process a strand, and thread t of these has lanes 4t..4t+3. So a warp reads four strands at
+// once. A block of threads processes a quarter of a group. The block that finishes last in a group adds the group's
+// strands in order. The block that finishes last of all adds the groups. Blocks are small, so that an update of about
+// ten million parameters fills the GPU evenly.
 //
-// Squares and products of fp32 numbers are exact in double, so fused multiply-adds change no bit. With them the
-// double-precision unit, which is slow on consumer GPUs, has half of the work.
+// Squares and products of fp32 numbers are exact in double, so fused multiply-adds change no bit. They halve the work
+// of the double-precision unit, which is slow on consumer GPUs.
 #pragma once
 
 #include "source.cuh"
 
 namespace fastagg::cuda {
 
-constexpr int kParts = 4;  // parts of a group
+constexpr int kParts = 4;  // the number of parts of a group
 constexpr int kPartStrands = static_cast<int>(kGroupStrands) / kParts;
 constexpr int kPartThreads = kPartStrands * static_cast<int>(kQuads);
 
@@ -22,12 +22,11 @@ static_assert(kSlots % (2 * kPartThreads) == 0, "as many slots for every thread,
 
 FASTAGG_FN int64_t groups_of(int64_t size) { return size > 0 ? (size + kGroup - 1) / kGroup : 1; }
 
-// The memory through which one launch's blocks of threads exchange data.
+// The device memory through which the blocks of threads of one launch exchange data.
 struct NormScratch {
   double* strand;  // kSums numbers for every strand, group after group
   double* group;   // kSums numbers for every group
-  // First the count of finished groups, then for every group the count of its finished parts. All are 0 between
-  // launches.
+  // The number of finished groups, then each group's number of finished parts. All are 0 between launches.
   unsigned* finished;
 
   __device__ __forceinline__ double* strands(int sum, int64_t group_, int64_t groups) const {
@@ -43,7 +42,8 @@ struct Lanes {
   double of[kSums][kFour];
 };
 
-// Adds `N` rows of kLanes elements. The loads of all rows start before the first addition.
+// Adds `N` rows of kLanes elements to the sums. The loads of all rows start before the first addition. Moves: whether
+// to sum |x - base|^2. Inner: whether to sum (x - base).update, too.
 template <bool Moves, bool Inner, int N, bool Whole, typename Reader>
 __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const float* base, int64_t at, int64_t left,
                                          Lanes& lanes) {
@@ -71,13 +71,14 @@ __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const f
     }
 }
 
-// Folds a strand's quads in halves. The first of the strand's eight threads gets the sum.
+// Adds up a strand's quads in the order of math/reduce.h. The first of the strand's eight threads gets the sum.
 __device__ __forceinline__ double fold(double quad) {
   for (int half = kQuads / 2; half > 0; half /= 2) quad += __shfl_down_sync(kAll, quad, half);
   return quad;
 }
 
-// Whether this block of threads is the last of `all` to increment the counter. The last block sees the others' writes.
+// Returns whether this block of threads is the last of `all` blocks to increment the counter. The last block sees
+// everything that the other blocks wrote before.
 __device__ __forceinline__ bool last_to_come(unsigned* counter, int64_t all) {
   __shared__ bool last;
   __syncthreads();
@@ -108,7 +109,7 @@ __device__ __forceinline__ double total_of(const double* groups_sums, int64_t gr
   return total;
 }
 
-// Writes the sums to `out` when all groups are done. A sum that is not wanted is 0.
+// Writes the sums to `out` when all groups are done. A sum that is not computed is 0.
 template <bool Moves, bool Inner, typename Reader>
 __global__ void __launch_bounds__(kPartThreads, 8)
     norms_kernel(const __grid_constant__ typename Reader::SourceData source, bool aligned, const float* x,

@@ -1,4 +1,4 @@
-// The optimizers of csrc/math/optimizers.h on four elements at a time.
+// Runs the optimizers of csrc/math/optimizers.h on four elements at a time.
 #pragma once
 
 #include "../math/optimizers.h"
@@ -6,10 +6,10 @@
 
 namespace fastagg::cuda {
 
-// Takes a step along a direction with rows (cached_step.cu), for step().
+// Takes a step along a direction with rows (cached_step.cu). step() calls this function.
 void cached_step(const Update& update, const Direction& direction, const Optimizer& optimizer,
                  const LaunchPlace& where);
-// Takes a step along a direction with noise (noisy_step.cu), for step().
+// Takes a step along a direction with noise (noisy_step.cu). step() calls this function.
 void noisy_step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where);
 
 // The fields of a Direction without rows that the kernels read.
@@ -32,7 +32,7 @@ __device__ __forceinline__ Factors factors_of(const BufferFields& along) {
   return {gain, weight, gain * weight};
 }
 
-// Computes one element of D. `other` is the element of the buffer or of the base.
+// Computes one element of D. `other` is the element of acc (flush) or of base (blend).
 template <DirectionKind Direct>
 __device__ __forceinline__ float direction_of(float u, float x, float other, const Factors& by, float scale) {
   if constexpr (Direct == kSingle) return by.both * u;
@@ -43,8 +43,7 @@ __device__ __forceinline__ float direction_of(float u, float x, float other, con
 // The moments of a thread's four elements.
 using ThreadMoments = MomentValues<Quad>;
 
-// Which moments the optimizer has. If the optimizer's kind is a constant, these are too, and the compiler removes the
-// branches.
+// Which moments the optimizer has. For a constant kind the flags are constants, and the compiler removes branches.
 struct MomentPresence {
   bool m, v, vhat;
 };

@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kApart = 16, kFirstRing = size_t{1} << 20;
 
-// State of one device and one process. A forked child has no device. The child must not touch what it inherits of its
-// parent's server, because the device's library, and locks that other threads held, may never answer.
+// The base of objects that belong to one device and one process. A forked child must not use the objects that it
+// inherits from its parent, because the CUDA library may never answer there, and inherited locks may never be released.
 struct ProcessState {
   explicit ProcessState(int device_) : device(device_) {}
   bool forked() const { return store::process() != process; }
@@ -22,7 +22,7 @@ struct ProcessState {
       throw Error("CUDA: this process was forked from the one that its server belongs to: start it by spawning");
   }
   DeviceGuard guard() const { return DeviceGuard(device); }
-  // Runs `act`, for destructors. Errors are ignored, because a destructor must not fail.
+  // Runs `act` in a destructor. Errors are ignored, because a destructor must not fail. In a forked child nothing runs.
   template <typename Act>
   void give_up(Act act) const noexcept {
     if (forked()) return;
@@ -52,7 +52,7 @@ struct PinnedBlock : ProcessState {
   size_t bytes;
 };
 
-// Makes events, and keeps events that are given back for reuse.
+// Makes CUDA events. Events that are given back are used again.
 class EventPool : public ProcessState {
  public:
   using ProcessState::ProcessState;
@@ -94,7 +94,7 @@ struct Event {
     const DeviceGuard here = pool->guard();
     check(cudaEventRecord(event, stream), "mark an arrival");
   }
-  // Makes work on a stream wait for this event.
+  // Makes later work on a stream wait for this event.
   void precede(cudaStream_t stream) const {
     const DeviceGuard here = pool->guard();
     check(cudaStreamWaitEvent(stream, event, 0), "wait for the work before");
@@ -130,7 +130,7 @@ class StreamQueue : public Queue {
       pool_->check_process();
       if (last_) last_->wait();
       sweep();
-    } catch (const std::exception&) {  // if the device has failed, it does not read memory either
+    } catch (const std::exception&) {  // a device that has failed does not read memory any more
     }
   }
 
@@ -151,8 +151,7 @@ class StreamQueue : public Queue {
       last_ = now_;
       last_stream_ = stream_;
       pending_.push_back({now_, std::move(held_), used_});
-    } catch (const std::exception&) {  // the device fails, or no memory is left: waits, so that no memory is released
-                                       // too early
+    } catch (const std::exception&) {  // if the device or an allocation fails, waits before memory is released
       pool_->give_up([this] { (void)cudaStreamSynchronize(stream_), (void)cudaGetLastError(); });
     }
     held_.clear();
@@ -169,14 +168,15 @@ class StreamQueue : public Queue {
     if (owner) held_.push_back(std::move(owner));
   }
 
-  // The memory is a ring: `used_` bytes have been given out so far. Bytes before `free_` may be reused.
+  // The pinned memory is a ring. `used_` is the number of bytes given out so far, and bytes before `free_` may be
+  // reused. Both numbers count from the ring's first use, and do not wrap around.
   char* pinned(size_t bytes) override {
     bytes = (bytes + kApart - 1) / kApart * kApart;
     if (bytes > ring_->bytes / 2) widen(bytes);
     const size_t left = ring_->bytes - used_ % ring_->bytes;
     if (left < bytes) used_ += left;
     while (used_ + bytes - free_ > ring_->bytes) {
-      if (pending_.empty()) {  // the whole ring is in use by this arrival
+      if (pending_.empty()) {  // this arrival uses the whole ring
         widen(bytes);
         break;
       }
@@ -201,8 +201,8 @@ class StreamQueue : public Queue {
     size_t used;
   };
 
-  // Pending work ends before the current arrival's work. The latter holds the old ring, so pending work needs no place
-  // in the new one.
+  // Replaces the ring by a larger one. The current arrival holds the old ring until its work is done. Pending work ends
+  // earlier, so it needs no place in the new ring.
   void widen(size_t bytes) {
     const size_t room = std::max(4 * bytes, 2 * ring_->bytes);
     hold(std::exchange(ring_, std::make_shared<PinnedBlock>(pool_->device, room)));

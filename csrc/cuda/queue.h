@@ -1,7 +1,7 @@
-// The order of one server's work on its device, whatever streams its callers use. The queue also keeps memory until the
-// device has used it: callers' tensors, and pinned memory that kernels read in place.
+// The queue of one server's work on its device. Work runs in the order of arrivals, whatever streams the callers use.
+// The queue also keeps callers' tensors and pinned memory alive until the device has used them.
 //
-// An arrival's work begins after all earlier work has ended, whatever stream the earlier work was on.
+// An arrival's work begins after all earlier work of the server has ended, even if that work was on another stream.
 #pragma once
 
 #include <cstddef>
@@ -18,17 +18,17 @@ class Queue {
 
   virtual void settle() noexcept = 0;  // waits for all launched work
 
-  // From begin() to end(), all launches are on `stream`. A nested pair of calls has no effect.
+  // Between begin() and end(), all launches must be on `stream`. A pair of calls inside another pair has no effect.
   virtual void begin(void* stream) = 0;
   virtual void end() noexcept = 0;
-  // Makes later work on another stream wait for all work so far. The server's own stream does not wait for that work.
+  // Makes later work on `stream` wait for the server's work so far. The server's work does not wait for that stream.
   virtual void follow(void* stream) = 0;
 
-  // hold() keeps an owner alive until the device has done the work since `begin`. pinned() returns host memory that the
-  // device reads in place and that is valid for the same time.
+  // hold() keeps an owner alive until the device has finished the work between begin() and end(). pinned() returns
+  // `bytes` bytes of host memory that the device can read. This memory is valid until then.
   virtual void hold(store::Owner owner) = 0;
   virtual char* pinned(size_t bytes) = 0;
-  virtual void wait() = 0;  // waits for all work so far
+  virtual void wait() = 0;  // waits for all work so far, also of the current arrival
 };
 
 std::shared_ptr<Queue> queue_on(int device);

@@ -1,10 +1,10 @@
-// Work on rows without a step: computing the sum over clients, and reading a row.
+// Operations without a step: computing the sum over clients, reading a row, setting and copying memory.
 #include "rows.cuh"
 
 namespace fastagg::cuda {
 namespace {
 
-// The rows of all slots, in this order in memory.
+// The rows of all slots, one after the other in memory.
 struct RowTable {
   Row first;
   int64_t row_bytes, row_scales, slots;
@@ -19,8 +19,7 @@ __device__ __forceinline__ void write(float* out, int64_t index, int64_t size, b
   store_halves(aligned && begin + kScaleBlock <= size, out, begin, size, x);
 }
 
-// Computes the sum over clients in every stride-th block. One warp processes a scale block. Sums are in double, slot
-// after slot.
+// Computes the sum over clients in every stride-th block, in double, slot after slot. One warp processes a scale block.
 template <typename Format>
 __global__ void __launch_bounds__(kThreads)
     recompute_kernel(RowTable rows, int64_t size, bool aligned, const float* weights, float* sum, int64_t first,
@@ -43,8 +42,7 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kTogether = 4;
 
-// Adds the rows of `Count` slots in order. The rows' loads do not wait for each other. Rows with weight 0 are loaded,
-// too, but not added.
+// Adds the rows of `Count` slots in order. All rows are loaded first, even rows of weight 0, so that loads overlap.
 template <typename Format, int Count>
 __device__ __forceinline__ void add_slots(const RowTable& rows, int64_t slot, int64_t index, const float* weights,
                                           int64_t shift, float weight, double (&total)[2][kFour]) {
@@ -67,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
     const RowJob job = jobs[item / kScaleBlocks];
     const int64_t part = item % kScaleBlocks, index = job.block * kScaleBlocks + part;
     const int64_t begin = part * kScaleBlock,
-                  left_of_block = size - job.block * kBlock;  // begin: the scale block's place in the shadow
+                  left_of_block = size - job.block * kBlock;  // `begin`: the scale block's place in the shadow
     if (begin >= left_of_block) continue;
     double total[2][kFour];
     each_half(begin, left_of_block, [&](int h, int64_t at, int64_t left) {
@@ -86,7 +84,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Rounds the shadows of jobs to the sum. One block of threads processes a job.
+// Rounds the jobs' shadows to fp32, and writes them to the sum. One block of threads processes a job.
 __global__ void __launch_bounds__(kThreads) settle_kernel(const RowJob* jobs, int64_t count, float* sum, int64_t size) {
   for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
     const RowJob job = jobs[index];

@@ -1,5 +1,5 @@
-// A scale block (256 elements) of a stored row (csrc/math/rows.h), processed by one warp as in vector.cuh. Thread t has
-// pairs 4t..4t+3, and makes Philox calls 4t..4t+3 of the block of 1,024 itself.
+// Reads and writes scale blocks (256 elements) of stored rows (csrc/math/rows.h). One warp processes a scale block.
+// Thread t has pairs 4t..4t+3, and makes the Philox calls 4t..4t+3 for a block of 1,024 elements.
 #pragma once
 
 #include <type_traits>
@@ -28,7 +28,7 @@ __device__ __forceinline__ Dice roll(const RandomKey& key, int64_t block) {
   return dice;
 }
 
-// Returns the largest magnitude. NaN counts as larger than any number, because its bits are larger.
+// Returns the largest magnitude in a warp's scale block. NaN counts as larger than any number.
 __device__ __forceinline__ float absmax(const Halves& x) {
   unsigned largest = 0;
   each([&](int h, int e) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ float absmax(const Halves& x) {
   return float_from_bits(warp_max(largest));
 }
 
-// A thread's codes of a scale block: four of each plane, in one access.
+// A thread's codes of a scale block. In each plane these are four codes, which are read or written in one access.
 template <typename Format>
 struct Codes {
   using Code = typename Format::Code;
@@ -70,7 +70,7 @@ struct Codes {
   }
 };
 
-// Reads the row's scale block `index`.
+// Reads and decodes the row's scale block `index`.
 template <typename Format>
 __device__ __forceinline__ Halves decode(const Row& row, int64_t index) {
   Codes<Format> codes;
@@ -87,14 +87,14 @@ __device__ __forceinline__ Halves decode(const Row& row, int64_t index) {
   return out;
 }
 
-// Stores x as scale block `index`, which is number j in its block of 1,024. Returns the values as stored.
+// Encodes x as the row's scale block `index`, which is number j in its block of 1,024. Returns the decoded values.
 template <typename Format>
 __device__ __forceinline__ Halves encode(const Row& row, int64_t index, const Halves& x, const Dice& dice, int j) {
   float scale = 1.0f, inverse = 1.0f;
   if constexpr (Format::kLevels > 0) {
     scale = scale_of(absmax(x), static_cast<float>(Format::kLevels));
     inverse = 1.0f / scale;
-    // All lanes that read the old scale have passed a barrier.
+    // The caller ensures that all lanes have read the old scale.
     if (lane() == 0) row.scales[index] = scale;
   }
   Codes<Format> codes;
@@ -114,7 +114,7 @@ __device__ __forceinline__ Halves encode(const Row& row, int64_t index, const Ha
   return back;
 }
 
-// Copies one row's scale block to another, bit for bit.
+// Copies the codes and the scale of a scale block from one row to another.
 template <typename Format>
 __device__ __forceinline__ void copy_block(const Row& from, const Row& to, int64_t index) {
   Codes<Format> codes;

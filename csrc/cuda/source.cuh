@@ -1,6 +1,5 @@
-// An arriving update on the device: pieces of the flat vector in their own types, read in place. Each kernel is
-// compiled for two readers. Most updates are one aligned fp32 vector. For these the kernel gets only an address and a
-// size.
+// Reads an arriving update on the device. An update's pieces have their own types, and are read in place. Each kernel
+// is compiled for two readers. FlatReader reads one aligned fp32 vector, as most updates are. Cursor reads any update.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +19,15 @@ struct Source {
   int64_t size;
   int count;
   const void* data[kMostPieces];
-  int64_t end[kMostPieces];  // where the piece ends in the flat vector, times 4, plus the piece's dtype
+  int64_t end[kMostPieces];  // the piece's end in the flat vector, times 4, plus its dtype
 
   __device__ __forceinline__ int64_t end_of(int piece) const { return end[piece] >> 2; }
   __device__ __forceinline__ int64_t begin_of(int piece) const { return piece == 0 ? 0 : end_of(piece - 1); }
   __device__ __forceinline__ int dtype_of(int piece) const { return static_cast<int>(end[piece] & 3); }
 };
 
-// Returns a piece whose numbers can be read. An encoded update has decoded numbers in its DeviceWire.
+// Returns a piece of fp32, fp16 or bf16 numbers. For an encoded update, these are the decoded numbers in its
+// DeviceWire.
 inline Piece as_numbers(Piece piece) {
   if (piece.dtype != kDeviceEncoded) return piece;
   return {static_cast<const DeviceWire*>(piece.data)->numbers, piece.begin, piece.size, kFloat32};
@@ -55,7 +55,7 @@ class FlatReader {
   using SourceData = WholeVector;
   __device__ __forceinline__ FlatReader(const SourceData& source, int64_t) : data_(source.data) {}
 
-  // Returns elements at..at+3. Unless `Whole`, elements after the first `left` are 0.
+  // Returns elements at..at+3. Without `Whole`, only the first `left` elements exist, and the others are 0.
   template <bool Whole>
   __device__ __forceinline__ Quad read(int64_t at, int64_t left) {
     return load<Whole>(data_ + at, left);
@@ -119,13 +119,13 @@ class Cursor {
   int piece_;
 };
 
-// A type that names a reader.
+// An empty struct that names a reader, as an argument for read_with's `launch`.
 template <typename One>
 struct SourceKind {
   using Reader = One;
 };
 
-// Calls launch(SourceKind<reader>, source) with the reader that suits the update.
+// Calls launch(SourceKind<Reader>{}, source) with the reader that suits the update, and with the reader's source.
 template <typename Launch>
 void read_with(const Update& update, Launch launch) {
   const Piece first = update.pieces.size() == 1 ? as_numbers(update.pieces[0]) : Piece{};

@@ -1,4 +1,4 @@
-// Direction and optimizer in one pass. The arithmetic is the CPU's (csrc/math), compiled without contraction.
+// Takes a server step, direction and optimizer, in one pass. The arithmetic is that of csrc/math, without contraction.
 #include <type_traits>
 
 #include "moments.cuh"
@@ -8,8 +8,9 @@
 namespace fastagg::cuda {
 namespace {
 
-// Calls visit<rows>(reader, at, left) for a thread's part of all rows of 128 elements. If the vectors are aligned and
-// the block is full, a call has two rows. `visit` should load both rows before it computes either.
+// Calls visit(rows, reader, at, left) for this thread's elements of every row of 128 elements. `rows` is a constant,
+// the number of rows in one call: 2 in a whole aligned block of 1,024, otherwise 1. `visit` should load both rows
+// before it computes either.
 template <typename Reader, typename Visit>
 __device__ __forceinline__ void for_each_row(const typename Reader::SourceData& source, bool aligned, Visit visit) {
   for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
@@ -27,7 +28,7 @@ __device__ __forceinline__ void for_each_row(const typename Reader::SourceData& 
   }
 }
 
-// Steps N rows. N is 2 in a full block, and 1 for a row that may end early.
+// Steps this thread's elements of N rows. N is 2 in a whole block, and 1 for a row that may end early.
 template <typename Kind, DirectionKind Direct, int N, typename Reader>
 __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const BufferFields& along,
                                           const Factors& by, const Optimizer& optimizer) {
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 2) step_kernel(const __grid_constant
   });
 }
 
-// Steps a scale block with 8-bit moments. Elements of a scale block share a unit.
+// Steps a scale block with 8-bit moments.
 template <DirectionKind Direct, typename Reader>
 __device__ __forceinline__ void coded_rows(Reader& reader, bool whole, int64_t begin, int64_t size,
                                            const BufferFields& along, const Factors& by, const Optimizer& optimizer) {
@@ -127,8 +128,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 template <typename Reader>
 using StepKernel = void (*)(typename Reader::SourceData, bool, BufferFields, Optimizer);
 
-// Returns the kernel for a direction and an optimizer. The table has, by direction, the kernel for 8-bit moments, then
-// one for every optimizer.
+// Returns the kernel for a direction and an optimizer. The table has a row for 8-bit moments, and then one for each
+// optimizer. A row has a kernel for each direction.
 template <typename Reader, typename... Kinds>
 StepKernel<Reader> step_kernel_for(List<Kinds...>, const Optimizer& optimizer, DirectionKind direct) {
   constexpr StepKernel<Reader> kKernels[][3] = {

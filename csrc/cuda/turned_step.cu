@@ -1,12 +1,12 @@
-// Two kernels. One computes sums over parts of each tensor of the update. The other takes a step in which each tensor
-// is turned towards the optimizer's momentum. The host derives the turns from the sums in between.
+// Takes steps in which each tensor of the update is turned towards the optimizer's momentum. A first kernel computes
+// sums over parts of the tensors. From these sums the host computes the turns. A second kernel takes the step.
 #include "advance.cuh"
 #include "norms.cuh"
 
 namespace fastagg::cuda {
 namespace {
 
-// Computes the sums of parts. Eight threads add up a part, as they add up a strand in norms.cuh.
+// Computes the sums of parts. Eight threads process a part, as they process a strand in norms.cuh.
 __global__ void __launch_bounds__(kThreads)
     parts_kernel(const __grid_constant__ Source source, const __grid_constant__ UpdateParts parts) {
   constexpr int kAtOnce = kWarp / static_cast<int>(kQuads);
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Returns the place of the tensor that has element `at`.
+// Returns the number of the tensor that contains element `at`.
 __device__ __forceinline__ int64_t tensor_of(const Turns& turns, int64_t at) {
   int64_t low = 0;
   for (int64_t high = turns.count - 1; low < high;) {

@@ -1,8 +1,8 @@
-// Four neighbouring elements of a vector, which a thread processes at a time. With `Whole`, an access to the four is
-// one 16-byte access. At the vector's end, and at unaligned addresses, elements are accessed one by one.
+// Access to four neighbouring elements of a vector, which a thread processes at a time. With `Whole`, the four are read
+// or written in one 16-byte access. At the vector's end, and at unaligned addresses, each element is a separate access.
 //
-// All kernels except those in norms.cuh distribute a vector in the same way. A warp has blocks of 1,024 elements in
-// rows of 128. The warp's thread t has elements 4t..4t+3 of every row.
+// Most kernels distribute a vector in the same way. A warp has blocks of 1,024 elements, in rows of 128. The warp's
+// thread t has elements 4t..4t+3 of every row. norms.cuh has another distribution.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 
 namespace fastagg::cuda {
 
-// Calls launch(T{}) on the host with the type T at `place` of a list.
+// Calls launch(T{}) for the type T at `place` of a list. This is visit_at for host code.
 template <typename Launch, typename... Each>
 void launch_of(int place, List<Each...>, Launch launch) {
   int at = 0;
@@ -28,7 +28,7 @@ struct Quad {
   float v[kFour];
 };
 
-// Loads four elements from `in`. Elements after the first `left` are 0, unless `Whole`.
+// Loads four elements from `in`. Without `Whole`, only the first `left` elements exist, and the others are 0.
 template <bool Whole>
 __device__ __forceinline__ Quad load(const float* in, int64_t left) {
   if constexpr (Whole) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ Quad load(const float* in, int64_t left) {
 template <bool Whole>
 __device__ __forceinline__ void store(float* out, int64_t left, const Quad& value) {
   if constexpr (Whole) {
-    // The compiler sometimes splits a plain assignment into four stores.
+    // For a plain assignment, the compiler sometimes generates four stores.
     __stwb(reinterpret_cast<float4*>(out), make_float4(value.v[0], value.v[1], value.v[2], value.v[3]));
   } else {
 #pragma unroll
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store(bool whole, float* out, int64_t left, cons
 
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 
-// warp_of_grid() is this warp's number among all warps of the launch. warps_of_grid() is the number of these warps.
+// warp_of_grid() returns this warp's number among all warps of the launch. warps_of_grid() returns the number of these.
 __device__ __forceinline__ int64_t warp_of_grid() {
   return static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
 }

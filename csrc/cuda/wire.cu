@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads) decode_kernel(const __grid_constant_
   }
 }
 
-// Writes the stored elements of a top-k. The caller has set all elements to zero before.
+// Writes the stored elements of a top-k. The caller must set all elements of `out` to zero before.
 __global__ void __launch_bounds__(kThreads) scatter_kernel(const __grid_constant__ Wire wire, float* out) {
   for (int64_t k = thread_of_grid(); k < wire.count; k += threads_of_grid()) out[wire.indices[k]] = value_of(wire, k);
 }

@@ -1,6 +1,6 @@
-// ChaCha20 (Bernstein 2008; RFC 8439's block function, but the caller chooses counter and nonce as 128 bits). Without
-// the key, the output cannot be told from random words. Noise for privacy needs this property. Rounding does not need
-// it, and uses Philox (philox.h).
+// The stream cipher ChaCha20 (Bernstein 2008), as a generator of random words. The block function is RFC 8439's, except
+// that counter and nonce have 64 bits each. Without the key, nobody can tell the output from random words. Noise for
+// privacy (noise.h) needs this property. Stochastic rounding uses the faster Philox (philox.h).
 #pragma once
 
 #include "portable.h"
@@ -11,7 +11,7 @@ struct ChaChaKey {
   uint32_t words[8];
 };
 
-// The operations on a single element. cpu/noise.inl has the operations on vectors.
+// ChaCha20's operations on single words. cpu/noise.inl has the same operations on vectors.
 struct ChaChaScalar : Scalar {
   template <int Left>
   FASTAGG_FN U turned(U a) {
@@ -27,7 +27,7 @@ FASTAGG_FN void quarter_round(U& a, U& b, U& c, U& d) {
   c += d, b = L::template turned<7>(b ^ c);
 }
 
-// Turns a key and the last four words of a state (`place`) into 16 words.
+// Computes a block of 16 output words. `place` has the counter and nonce, the last four words of ChaCha20's state.
 template <typename L, typename U>
 FASTAGG_FN void chacha20(const ChaChaKey& key, const U (&place)[4], U (&words)[16]) {
   constexpr uint32_t kConstants[4] = {0x61707865u, 0x3320646eu, 0x79622d32u, 0x6b206574u};
@@ -48,14 +48,14 @@ FASTAGG_FN void chacha20(const ChaChaKey& key, const U (&place)[4], U (&words)[1
   for (int i = 0; i < 16; ++i) words[i] += start[i];
 }
 
-// Computes the words at one place of a key's stream. No place may be used for two purposes.
+// Computes the 16 words of a counter and a nonce. A key may use a pair of counter and nonce for one purpose only.
 inline void chacha_words(const ChaChaKey& key, uint64_t counter, uint64_t nonce, uint32_t (&words)[16]) {
   const uint32_t place[4] = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
                              static_cast<uint32_t>(nonce), static_cast<uint32_t>(nonce >> 32)};
   chacha20<ChaChaScalar>(key, place, words);
 }
 
-// Derives a key that reveals nothing about `key`.
+// Derives a new key from `key`. The new key reveals nothing about `key`.
 inline ChaChaKey derived(const ChaChaKey& key, uint64_t counter, uint64_t nonce) {
   uint32_t words[16];
   chacha_words(key, counter, nonce, words);

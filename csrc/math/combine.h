@@ -1,14 +1,14 @@
-// Combines the rows of several updates into one number for each element. A few arbitrary rows cannot move a trimmed
-// mean or a mean around the median far.
+// Combines several updates, one element at a time. A row is the vector of one update. A trimmed mean, or a mean around
+// the median, stays close to the other rows if a few rows have arbitrary values.
 //
 //   mean      0 + w_1*row_1 + w_2*row_2 + ..., added in this order
-//   trimmed   the mean of w_k*row_k without the `cut` smallest and the `cut` largest (Yin et al. 2018, Definition 2);
-//             the median cuts all but the middle one or two
-//   around    the mean of the count - cut values of w_k*row_k that are nearest to their median, where of two equally
-//             near ones the smaller counts (mean around the median, Xie et al. 2018)
+//   trimmed   the mean of w_k*row_k without the `cut` smallest and the `cut` largest values (Yin et al. 2018,
+//             Definition 2). With the largest `cut` that leaves a value, this is the median.
+//   around    the mean of the count - cut values of w_k*row_k that are nearest to the median of all values. Of two
+//             equally near values, the smaller is taken first (mean around the median, Xie et al. 2018).
 //
-// `trimmed` and `around` sort the values of an element. A network compares the same places whatever the values are, so
-// a vector of elements is sorted at once.
+// `trimmed` and `around` sort the values of each element with a sorting network. A sorting network compares the same
+// places whatever the values are. So vector instructions can sort several elements at once.
 #pragma once
 
 #include "list.h"
@@ -26,19 +26,21 @@ struct MeanAroundMedian {
   static constexpr const char* kName = "around";
 };
 using CombineKinds = List<Mean, TrimmedMean, MeanAroundMedian>;
-constexpr int64_t kMostCombined = 1024;  // rows
-// Sums over pairs of rows have 8 lanes. Element i's product goes to lane i % 8. After a block of 1,024 elements the
-// lanes are folded four by four. Blocks are added in order to their group (reduce.h).
+constexpr int64_t kMostCombined = 1024;  // the largest number of rows that can be combined
+// A sum over a pair of rows consists of 8 partial sums, the lanes. Element i's product is added to lane i % 8. After
+// each block of 1,024 elements, the lanes are added as ((0+1) + (2+3)) + ((4+5) + (6+7)). The sums of blocks are added
+// in order within a group (reduce.h).
 constexpr int64_t kSumLanes = 8;
 
-// How elements are combined. `kind`: the place in CombineKinds. `cut`: the number of values cut, for TrimmedMean at
-// each end, for MeanAroundMedian in all.
+// How elements are combined. `kind` is the place in CombineKinds. `cut` is the number of values that are left out.
+// TrimmedMean leaves out `cut` values at each end. MeanAroundMedian leaves out `cut` values in total.
 struct CombineSetting {
   int kind = place_in<Mean>(CombineKinds{});
   int64_t cut = 0;
 };
 
-// Batcher's odd-even merge sort of `count` values: visit(i, j) with i < j puts the smaller value at i.
+// Calls visit(i, j), with i < j, for every comparison of Batcher's odd-even merge sort of `count` values. `visit` must
+// put the smaller value at place i and the larger value at place j.
 template <typename Visit>
 FASTAGG_FN constexpr void sorting_network(int64_t count, Visit&& visit) {
   for (int64_t sorted = 1; sorted < count; sorted *= 2)
@@ -48,7 +50,8 @@ FASTAGG_FN constexpr void sorting_network(int64_t count, Visit&& visit) {
           if (i / (2 * sorted) == (i + apart) / (2 * sorted)) visit(i, i + apart);
 }
 
-// -0 and +0 are equal, and the network decides which of them comes first. So sums start from +0, which fixes the sign.
+// Sorts two values. -0 and +0 compare as equal, and may both become -0 or both become +0. The sums of sorted values do
+// not depend on this, because every sum starts from +0, and +0 plus -0 is +0.
 template <typename L, typename F>
 FASTAGG_FN void exchange(F& first, F& second) {
   const F smaller = L::smaller(first, second);
@@ -56,7 +59,7 @@ FASTAGG_FN void exchange(F& first, F& second) {
   first = smaller;
 }
 
-// The sorting network for a constant number of values.
+// The sorting network for N values. Comparison i is between the places low[i] and high[i].
 template <int N>
 struct Network {
   uint8_t low[N * 8] = {}, high[N * 8] = {};
@@ -71,7 +74,7 @@ struct Network {
 template <int N>
 constexpr Network<N> kNetwork{};
 
-// Sorts N values. It is a recursion and not a loop, so that places are constants and values stay in registers.
+// Sorts N values, by recursion instead of a loop. So all places are constants, and the values stay in registers.
 template <int N, typename L, int At = 0, typename F>
 FASTAGG_FN void sort(F* values) {
   if constexpr (At < kNetwork<N>.size) {
@@ -81,7 +84,7 @@ FASTAGG_FN void sort(F* values) {
   }
 }
 
-// Returns the trimmed mean of sorted values. at(k) is the k-th value.
+// Returns the trimmed mean of `count` sorted values. at(k) is the k-th value.
 template <typename F, typename At>
 FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {
   F sum{};
@@ -89,9 +92,9 @@ FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {
   return sum / static_cast<float>(count - 2 * cut);
 }
 
-// Returns the mean around the median of sorted values. The values that count are a window of neighbours. The window
-// starts at the smallest value, and moves up while the entering value is nearer to the median than the leaving value.
-// chosen(condition, yes, no) selects by element.
+// Returns the mean around the median of `count` sorted values. at(k) is the k-th value. The values in the mean are
+// count - cut neighbours in the sorted order. The k-th value is left out if the value count - cut places above is
+// nearer to the median. chosen(condition, yes, no) returns `yes` where the condition holds, and otherwise `no`.
 template <typename F, typename At, typename Chosen>
 FASTAGG_FN F mean_around(int64_t count, int64_t cut, At at, Chosen chosen) {
   const int64_t kept = count - cut;

@@ -1,15 +1,15 @@
-// How an arriving update u becomes the direction D that the optimizer steps along, one element at a time.
+// Computes the direction D from an arriving update u, one element at a time. The optimizer steps along D.
 //
 //   single      D = (gain*weight)*u
-//               D = (gain*weight)*u + along*m, turned: weight and along are a tensor's (HeLoCo)
-//   flush       D = (acc + (gain*weight)*u)*scale              FedBuff, FADAS: a buffer and its last update
-//   blend       D = weight*((base - x) + gain*u)               FedAsync: the client's model minus the server's
-//   mean        sum <- sum + (entering*new - leaving*old)      ACE, ACED: new is gain*u as the client's row stores it,
-//               D = sum_scale*sum                              old is what the row stored before (dither: see below)
-//   calibrated  c = acc + weight*(gain*u - old)                CA2FL; without a step acc = c
-//               D = acc_scale*c + sum_scale*sum
+//               D = (gain*weight)*u + along*m                  HeLoCo: each tensor has its own weight and along
+//   flush       D = (acc + (gain*weight)*u)*scale              FedBuff, FADAS: acc is the buffer, u its last update
+//   blend       D = weight*((base - x) + gain*u)               FedAsync: base + gain*u is the client's model
+//   mean        sum <- sum + (entering*new - leaving*old)      ACE, ACED: the client's row stores gain*u as `new`, and
+//               D = sum_scale*sum                              stored `old` before (`exchanged` also adds a dither)
+//   calibrated  c = acc + weight*(gain*u - old)                CA2FL: the client's row stored `old` before. An update
+//               D = acc_scale*c + sum_scale*sum                without a step only sets acc <- c.
 //
-// F is float, or a vector of them.
+// x is the server's model and m its momentum. plan.h describes the other numbers. F is float, or a vector of floats.
 #pragma once
 
 #include "portable.h"
@@ -34,19 +34,19 @@ FASTAGG_FN F blend_of(F base, F x, F u, float gain, float weight) {
   return weight * ((base - x) + gain * u);
 }
 
-// Updates a sum over clients: sum += entering*new - leaving*old. This happens millions of times. The difference is
-// exact for the stored rows. Only the addition rounds, in the sum's last place. Without a remedy, every change of less
-// than half an ulp would be lost. With many clients that all move slowly, the sum would stand still until the rows are
-// added up again. So a fraction of an ulp is added (sum_dither). The fraction is the same for all elements, differs
-// between arrivals, and averages to zero. Small changes then add up. A sum of zero stays zero.
+// Returns a sum over clients after one client's row has changed from `leaving` to `entering`. Both are the values that
+// the row stores, so quantisation adds no error. But the addition rounds to the sum's last place (ulp), and would lose
+// every change of less than half an ulp. If many clients move slowly, the sum would not change until it is computed
+// from all rows again. So a fraction of an ulp, `dither`, is added. The fraction is the same for all elements, differs
+// between arrivals, and averages to zero. So small changes have an effect on average. A sum of zero gets no dither.
 template <typename L, typename F>
 FASTAGG_FN F exchanged(F sum, F entering, float entering_weight, F leaving, float leaving_weight, float dither) {
   const F power = L::from_bits(L::bits(sum) & 0x7f800000u);
   return sum + ((entering_weight * entering - leaving_weight * leaving) + power * dither);
 }
 
-// Returns the fraction of an ulp for one arrival, in -1/2..1/2, divided by 2^23. The fraction is a multiple of the
-// golden ratio minus a whole number. Such fractions fill the range evenly even if there are few of them.
+// Returns the dither of one arrival: a fraction between -1/2 and 1/2, divided by 2^23. The fraction is the fractional
+// part of the arrival's number times 0.618 (the golden ratio), minus 1/2. Even a few of these cover the range evenly.
 FASTAGG_FN float sum_dither(uint64_t arrival) {
   const int32_t odd = static_cast<int32_t>((arrival * 0x9E3779B97F4A7C15ull) >> 40) * 2 + 1 - (1 << 24);
   return static_cast<float>(odd) * (1.0f / (1 << 25)) * (1.0f / (1 << 23));

@@ -1,14 +1,15 @@
-// FedEcho's distillation loss (its Eqs. 3 and 4), row by row. y are teacher logits, z student logits, C classes:
+// FedEcho's distillation loss (Eqs. 3 and 4 of the paper), one row at a time. y are the teachers' logits and z the
+// student's logits of a row, for C classes. alpha weights the teachers' probabilities p against their label:
 //
 //   p = softmax(y);  H = -sum p log p;  label = argmax y
 //   f = alpha*KL(p || softmax(z)) + (1 - alpha)*(-log softmax(z)[label])
 //   df/dz = softmax(z) - alpha*p - (1 - alpha)*onehot(label)
 //
 // With t = z - max z and S = sum exp t:  KL = -H - sum p*t + log S;  -log softmax(z)[label] = log S - t[label].
-// Nothing overflows, and no logarithm is taken per element.
+// So no exponential overflows, and no element needs a logarithm.
 //
-// Bytes per element: targets 8 (y read, p written); loss and gradient 12 (z and p read, the gradient written), because
-// a row stays in the cache.
+// Bytes of memory traffic per element: 8 for the targets (y is read, p is written), and 12 for loss and gradient (z and
+// p are read, the gradient is written). A row is read from memory once and then stays in the cache.
 #pragma once
 
 #include "exponential.h"
@@ -16,9 +17,9 @@
 
 namespace fastagg {
 
-constexpr int64_t kIgnored = -100;  // the label of a row that is left out, as in torch
+constexpr int64_t kIgnored = -100;  // the label of rows that the loss ignores, as in torch
 
-// Returns p*t, where a probability of zero gives zero even if t is infinite.
+// Returns p*t. If the probability p is zero, the result is zero even for an infinite t.
 template <typename T>
 FASTAGG_FN T weighed(T p, T t) {
   return p > T(0) ? p * t : T(0);
@@ -29,7 +30,8 @@ FASTAGG_FN T logit_gradient(T e, T inverse, T p, T alpha, T share) {
   return (e * inverse - alpha * p) * share;
 }
 
-// Eq. 4 over a batch: alpha = Hhat*alpha_max + (1 - Hhat)*alpha_min with Hhat = mean H / log C, or 0 with one class.
+// Returns alpha for a batch (Eq. 4): Hhat*alpha_max + (1 - Hhat)*alpha_min. Hhat is the rows' mean H divided by log C.
+// With one class, Hhat is 0.
 FASTAGG_FN double mixing(double mean_entropy, int64_t classes, double alpha_min, double alpha_max) {
   const double relative = classes > 1 ? mean_entropy / log_positive(static_cast<double>(classes)) : 0.0;
   return relative * alpha_max + (1.0 - relative) * alpha_min;

@@ -1,5 +1,6 @@
-// A softmax's functions: exp for arguments <= 0 and log for arguments >= 1. They use only IEEE additions,
-// multiplications and divisions, because the last bits of a library's functions differ between machines.
+// The functions that a softmax needs: exp for arguments <= 0, and log for arguments >= 1. The functions use only IEEE
+// additions, multiplications and divisions, so the results have the same bits on every machine. Results of a math
+// library differ between machines in their last bits.
 #pragma once
 
 #include <string.h>
@@ -8,7 +9,7 @@
 
 namespace fastagg {
 
-// Returns 2^n. `n` is unsigned: for a NaN it is an arbitrary number, and unsigned arithmetic may overflow.
+// Returns 2^n. `n` is unsigned, because it is arbitrary for a NaN, and signed arithmetic must not overflow.
 FASTAGG_FN float two_to(uint32_t n) {  // -126 <= n <= 127
   const uint32_t bits = (n + 127u) << 23;
   float out;
@@ -23,11 +24,12 @@ FASTAGG_FN double two_to(uint64_t n) {  // -1022 <= n <= 1023
   return out;
 }
 
-// exp(x) for x <= 0, within 2 ulp. Results below the smallest normal number become 0. NaN stays NaN.
+// Returns exp(x) for x <= 0, within 2 ulp. Below x = -87 (double: -708) the result is 0, because the exact result is
+// about as small as the smallest normal number. NaN stays NaN.
 FASTAGG_FN float exp_negative(float x) {
   const float clamped = x < -87.0f ? -87.0f : x;
-  // x = n*log(2) + r with |r| <= log(2)/2. Adding the magic number rounds to a whole n and leaves n in the low bits.
-  // log(2) is split in two parts. The first part has so few bits that the product of n and this part is exact.
+  // x = n*log(2) + r with a whole n and |r| <= log(2)/2. Adding 1.5*2^23 rounds x/log(2) to n, and leaves n in the low
+  // bits of the sum. log(2) is split into two parts. The first part has so few bits that its product with n is exact.
   const float shifted = clamped * 1.44269504088896341f + 12582912.0f;
   const float n = shifted - 12582912.0f;
   uint32_t bits;
@@ -68,8 +70,8 @@ FASTAGG_FN double exp_negative(double x) {
   return x < -708.0 ? 0.0 : value;
 }
 
-// log(x) for x >= 1, within 2 ulp. x = 2^k*f with f near 1, and log f = 2*artanh((f-1)/(f+1)). NaN and infinity are
-// returned unchanged.
+// Returns log(x) for x >= 1, within 2 ulp. With x = 2^k*f and f near 1, log x = k*log(2) + 2*artanh((f-1)/(f+1)). NaN
+// and infinity are returned unchanged.
 FASTAGG_FN double log_positive(double x) {
   if (!(x < 1.7976931348623157e308)) return x;
   int64_t bits;

@@ -1,5 +1,5 @@
-// The numbers of an optimizer's step. They have a header of their own. So a change of the arithmetic (optimizers.h)
-// does not recompile files that only pass the numbers on.
+// The settings of an optimizer's step. optimizers.h has the formulas. The settings have a separate header, so that a
+// change of a formula does not recompile files that only pass settings on.
 #pragma once
 
 namespace fastagg {
@@ -11,20 +11,21 @@ struct Hyper {
   float beta2;
   float rest2;  // 1 - beta2, rounded once from double
   float eps;
-  float root_scale;
-  float eps_root = 0.0f;           // the term under the root
-  float drag = 0.0f, keep = 1.0f;  // weight decay: the step is along D - drag*x, from keep*x
-  float part = 1.0f;               // the weight of an update in a delayed momentum: 1/N for a period of N steps
-  bool ends = true;                // whether a delayed momentum's period ends with this step
+  float root_scale;                // multiplies the square root
+  float eps_root = 0.0f;           // added to v, or to vhat, under the square root
+  float drag = 0.0f, keep = 1.0f;  // weight decay: D - drag*x replaces D, and keep*x replaces x
+  float part = 1.0f;               // DelayedMomentum: the factor of each direction, 1/N for a period of N steps
+  bool ends = true;                // DelayedMomentum: whether the period ends with this step
 };
 
-// The settings by which an optimizer's step is bounded.
+// The settings on which the bound of an optimizer's step depends (`reach` in optimizers.h). `eps` is the smallest
+// divisor of a step, and `part` is Hyper's `part`.
 struct Decay {
   double beta1, beta2, eps;
   double part = 1.0;
 };
 
-// Upper bounds on the magnitudes in m and in v.
+// Upper bounds on the magnitudes of the elements: `m` of m, `v` of v and vhat.
 struct MomentBounds {
   double m = 0.0, v = 0.0;
 };

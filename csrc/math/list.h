@@ -1,4 +1,5 @@
-// A list of types. All dispatch tables and all names for Python are made from such lists, so an order is written once.
+// A list of types, such as all optimizers or all row formats. Dispatch tables and the names in Python are made from
+// these lists. So the order of the types is written down only once.
 #pragma once
 
 #include "portable.h"
@@ -19,7 +20,7 @@ constexpr int place_in(List<First, Rest...>) {
     return 1 + place_in<Wanted>(List<Rest...>{});
 }
 
-// Calls visit(T{}) for the type at `place`. The types are empty structs.
+// Calls visit(T{}) for the type T at `place`. All types of a list are empty structs.
 template <typename Visit, typename First, typename... Rest>
 FASTAGG_FN void visit_at(int place, List<First, Rest...>, Visit&& visit) {
   if constexpr (sizeof...(Rest) > 0) {

@@ -1,49 +1,50 @@
-// 8-bit optimizer moments: a float with three bits of mantissa, in units of one power of two for every 256 elements.
+// The 8-bit form of an optimizer's moments. A code is a small float with three bits of mantissa. The 256 elements of a
+// block share a unit c, which is a power of two.
 //
-//   v, vhat  value = c*2^k*(1 + j/8) - c, code 8k + j, k in 0..31   never negative
-//   m        the same with k in 0..15, and the sign in the top bit
+//   v, vhat  value = c*2^k*(1 + j/8) - c, code 8k + j, with k in 0..31 and j in 0..7. No value is negative.
+//   m        the magnitude has this form with k in 0..15. The code's top bit is the sign.
 //
-// c is fp32 and a power of two: the block's largest value divided by 2^31 (m: 2^15), or a little more, and at least
-// 2^-100. The subtraction of c makes steps below c equal and puts zero on the grid, so zero is no special case. This is
-// the mu-law, with a float's exponent as the logarithm. Above c, neighbours differ by at most 1/8. The range is 2^34
-// (m: 2^18).
+// c is the block's largest magnitude divided by 2^31 (m: 2^15), rounded to a power of two, and at least 2^-100. Because
+// c is subtracted, the smallest values are multiples of c/8. Zero is one of these, and needs no special case. The
+// encoding is the mu-law, with a float's exponent as the logarithm. Neighbouring values differ by at most 1/8 of value
+// + c. The largest value is about 2^34 (m: 2^18) times the smallest one above zero.
 //
-// To encode a value, c is added to it. Then random bits below the third mantissa bit are added, and these bits are cut
-// off. So a value is rounded up with probability equal to its fraction. A grid point has no fraction, so an unchanged
-// value stays the same. Rounding is unbiased, E[decode(encode(y))] = y. An average that changes by a hundredth in a
-// step needs this, because rounding to nearest would never change the average. v and vhat share c and the random bits,
-// so v <= vhat stays true. v and vhat are never stored below c/8, because v = 0 with m != 0 would make an unbounded
-// step.
+// To encode a value, c is added to the value. Then random bits are added below the third mantissa bit of the sum, and
+// all bits below the third are cut off. So a value between two codes is rounded up with a probability equal to its
+// distance from the lower code, as a fraction of the codes' distance. A value that has a code does not change. Rounding
+// is unbiased, E[decode(encode(y))] = y. A moving average that changes by a hundredth per step needs this property,
+// because rounding to nearest would never change the average. v and vhat use the same c and the same random bits, so v
+// <= vhat stays true. Both are stored as at least c/8, because v = 0 with m != 0 would make an unbounded step.
 //
-// Byte 4j + i of a block of 256 holds element j + 64i. So codes are extracted from 32-bit words with shifts, in the
-// same way on every instruction set.
+// Byte 4j + i of a block has the code of element j + 64i. So shifts of 32-bit words extract the codes.
 #pragma once
 
 #include "portable.h"
 
 namespace fastagg {
 
-constexpr int kCut = 20;  // bits of the mantissa that are cut off
+constexpr int kCut = 20;  // the number of mantissa bits that are cut off
 constexpr uint32_t kCutMask = (1u << kCut) - 1u;
 constexpr uint32_t kSmallestField = 27;       // the least exponent field of c, which stands for 2^-100
-constexpr uint32_t kSpanM = 15, kSpanV = 31;  // the number of binades above c
+constexpr uint32_t kSpanM = 15, kSpanV = 31;  // the largest k of m, and of v
 
-// 16 calls of Philox serve a block. Word w of call j belongs to elements i*64 + 16w + j, i in 0..3.
+// A block uses 16 Philox calls of four words. Word w of call j has the random bits of elements i*64 + 16w + j, i in
+// 0..3.
 constexpr uint32_t kMomentCalls = 16;
 
-// The bits of 1.5*2^127, which is stored in place of anything larger, including infinity and NaN.
+// The bits of 1.5*2^127. All larger values, and infinity, are stored as this value.
 constexpr uint32_t kLargest = 0x7f400000u;
 
-// Returns the bits of c for a block whose largest magnitude has the bits `largest`. If that magnitude is above 1.75
-// times a power of two, c is that of the next power. So the largest value plus c has a code even if it is rounded up.
-// Exactly 1.75 does not count as above, because a largest value may have been rounded up to it. So a block that does
-// not change keeps its unit.
+// Returns the bits of c for a block whose largest magnitude has the bits `largest`. Let 2^e be the largest power of two
+// that is at most this magnitude. c is 2^(e - span) up to a magnitude of 1.75*2^e, and otherwise 2^(e + 1 - span). So
+// the largest magnitude plus c has a code even if the sum is rounded up. The limit 1.75*2^e itself belongs to the
+// smaller c, because an earlier step may have rounded up to exactly this value. So an unchanged block keeps its c.
 FASTAGG_FN uint32_t unit_bits(uint32_t largest, uint32_t span) {
   const uint32_t field = (largest + 0x1fffffu) >> 23;
   return (field > span + kSmallestField ? field - span : kSmallestField) << 23;
 }
 
-// Returns c*2^span, exactly.
+// Returns c*2^span, exactly. `unit` is c.
 FASTAGG_FN float full_of(float unit, uint32_t span) { return unit * float_from_bits((127u + span) << 23); }
 
 }  // namespace fastagg

@@ -1,11 +1,12 @@
-// Gaussian noise from ChaCha20's words. Only IEEE operations are used, so the bits are the same everywhere.
+// Computes Gaussian noise from ChaCha20's words, with IEEE operations only. So the bits are the same on every machine.
 //
-// The method is Box and Muller's: sqrt(-2*log(u)), with u in (0, 1], times the cosine and the sine of an angle. u has
-// 41 bits, so no number is beyond kLargestNormal. The angle has 24 bits. log, sine and cosine are Cephes' polynomials
-// in fp32.
+// The method is Box and Muller's. It multiplies sqrt(-2*log(u)), with a random u in (0, 1], by the cosine and by the
+// sine of a random angle. u has 41 random bits, so no result's magnitude is above kLargestNormal. The angle has 24
+// random bits. log, sine and cosine are computed in fp32 with the polynomials of the Cephes library.
 //
-// A block of 1,024 elements uses 64 calls with counters 64*block + j. Words w and w + 8 of call j make the numbers of
-// elements 64*w + j and 64*(w + 8) + j. So neighbours use neighbouring calls, which suits vector units.
+// A block of 1,024 elements uses 64 calls of ChaCha20. Call j has the counter 64*block + j. Its words w and w + 8, with
+// w in 0..7, make the numbers for the elements 64*w + j and 64*(w + 8) + j. So neighbouring elements use neighbouring
+// calls, which suits vector instructions.
 #pragma once
 
 #include "chacha.h"
@@ -15,11 +16,11 @@ namespace fastagg {
 constexpr int64_t kNoiseCalls = 64;
 constexpr double kLargestNormal = 7.55;  // sqrt(82*log(2)), with a margin for rounding
 
-// log(u) for u in 2^-41..1
+// Returns log(u) for u in 2^-41..1.
 template <typename L, typename F = typename L::F>
 FASTAGG_FN F log_of(F u) {
   const auto bits = L::bits(u);
-  const auto exponent = L::whole(bits - 0x3f3504f3u) >> 23;  // the exponent of u/sqrt(1/2), so that the rest is near 1
+  const auto exponent = L::whole(bits - 0x3f3504f3u) >> 23;  // the exponent of u/sqrt(1/2), so that 1 + f is near 1
   const F f = L::from_bits(bits - (L::word(exponent) << 23)) - 1.0f, z = f * f, e = L::number(exponent);
   F p = L::multiply_add(f, F{} + 7.0376836292e-2f, F{} + -1.1514610310e-1f);
   p = L::multiply_add(p, f, F{} + 1.1676998740e-1f);
@@ -37,7 +38,7 @@ template <typename L, typename U, typename F>
 FASTAGG_FN void normal_pair(U a, U b, F& first, F& second) {
   const F high = L::number(L::whole(a >> 8)), low = L::number(L::whole(((a & 0xffu) << 9) | ((b & 0xffu) << 1) | 1u));
   const F radius = L::root(log_of<L>(high * 0x1p-24f + low * 0x1p-41f) * -2.0f);
-  // x is an angle within -pi/4..pi/4. The upper two bits of b are the quadrant.
+  // x is an angle in -pi/4..pi/4. The upper two bits of b select the quadrant.
   const F x = L::number(L::whole(((b >> 7) & 0x7ffffeu) | 1u) - 0x400000) * (0.78539816339744831f * 0x1p-22f);
   const F z = x * x;
   F sine = L::multiply_add(z, F{} - 1.9515295891e-4f, F{} + 8.3321608736e-3f);
@@ -55,8 +56,8 @@ FASTAGG_FN F with_noise(F d, float scale, F normal) {
   return d + scale * normal;
 }
 
-// Correlated noise (plan.h): the part that fresh noise shares with past noise is subtracted. Past noise fades, and the
-// fresh noise is added to it.
+// Correlated noise (plan.h). without_past() subtracts omega times the past noise from fresh noise. next_past()
+// multiplies the past noise by theta and adds the fresh noise.
 FASTAGG_FN float without_past(float fresh, float omega, float past) { return fresh - omega * past; }
 FASTAGG_FN float next_past(float past, float theta, float fresh) { return theta * past + fresh; }
 

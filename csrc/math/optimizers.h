@@ -1,4 +1,5 @@
-// Server optimizers, one element at a time. Each is a struct with the update of its moments and the update of x.
+// The server's optimizers, one element at a time. An optimizer is a struct that updates the moments m, v, vhat and the
+// model x along a direction D. b1 and b2 are the betas.
 //
 //   m    <- b1*m + (1-b1)*D
 //   v    <- b2*v + (1-b2)*D*D
@@ -9,15 +10,16 @@
 //   amsgrad  x <- x + lr*m/(sqrt(vhat + eps_root)*root_scale + eps)   FedAMS option 1, FADAS
 //   yogi     v <- v - (1-b2)*D*D*sign(v - D*D) ; x as adam FedYogi
 //   adagrad  v <- v + D*D ;                      x as adam FedAdagrad
-//   lookahead  v as adam; x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v + eps_root)*root_scale + eps), m the new one   FedAC
+//   lookahead  m, v as adam; then x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v + eps_root)*root_scale + eps)   FedAC
 //   nesterov   m <- b1*m + (1-b2)*D ; x <- x + lr*(D + b1*m)     DiLoCo (b2 = 0), HeLoCo (b2 = b1); b2 is the dampening
 //   delayed    x <- x + lr*D/N ; v <- v + D ; at every N-th step also m <- b1*m + v/N ; x <- x + lr*b1*m ; v <- 0
-//              Delayed Nesterov (Async Local-SGD, Algorithm 3): v is a plain sum, which may be negative
+//              Delayed Nesterov (Async Local-SGD, Algorithm 3): v is a sum of directions, and may be negative
 //
-// `root_scale` is 1, or 1/sqrt(1-b2^r) with Adam's bias correction (lr then includes 1/(1-b1^r), and eps_root 1-b2^r).
-// Multiplying by exactly 1, or adding 0 to a moment, changes no bit, so one formula works for both.
+// Without Adam's bias correction, `root_scale` is 1. With the correction, in step r, `root_scale` is 1/sqrt(1-b2^r), lr
+// includes the factor 1/(1-b1^r), and eps_root the factor 1-b2^r. A factor of exactly 1 changes no bit, and neither
+// does adding 0 to a moment. So one formula works in both cases.
 //
-// With weight decay, every optimizer is given D - drag*x in place of D, and keep*x in place of x.
+// With weight decay, every optimizer uses D - drag*x in place of D, and keep*x in place of x.
 //
 // To add an optimizer, write a struct and add it to the list here. Add its class to fastagg/rules/optimizers.py and its
 // formula to tests/support/reference/step.py. CPU, CUDA, Python and the tests take the names from the list.
@@ -32,9 +34,10 @@
 
 namespace fastagg {
 
-// Returns the largest possible m/sqrt(v), doubled as a margin for rounding. v is at least c*b2^k times the square of
-// the direction k steps ago, and that direction has the weight (1-b1)*b1^k in m. Squares of directions may vanish in
-// fp32, so that v stays zero although m does not. kVanishing / eps bounds m/sqrt(v) then.
+// Returns a bound of |m|/sqrt(v), with a margin for rounding, or infinity if there is none. v is at least c*b2^k times
+// the square of the direction k steps ago. This direction has the weight (1-b1)*b1^k in m. If a direction is below
+// kVanishing, its square may be 0 in fp32. Then v may be 0 while m is up to kVanishing, and m/(sqrt(v) + eps) is at
+// most kVanishing/eps.
 constexpr double kVanishing = 1e-22;
 inline double largest_ratio(const Decay& s, double c) {
   const double left = 1.0 - s.beta1 / std::sqrt(s.beta2);
@@ -60,17 +63,22 @@ FASTAGG_FN void decay(float& d, float& x, const Hyper& h) {
   x = h.keep * x;
 }
 
-// The moments of one element or vector. Moments that the optimizer lacks are never read.
+// The moments of one element or vector. An optimizer does not read moments that it lacks.
 template <typename F>
 struct MomentValues {
   F m, v, vhat;
 };
 
-// `advance` updates the moments. decay1 and decay2 multiply the old m and v. They are the betas, times the unit if the
-// moments are stored in units. kScalesV: v is also used without decay2, so v must be multiplied by its unit before.
-// `moved` computes the new x from the moments before and after. L: the operations on lanes (portable.h). `reach` raises
-// the bounds of the moments to those after a step along a direction whose elements are at most d. It returns a bound of
-// the factor of lr. kAlong: that factor is the direction itself. kPlain: there are no 8-bit moments.
+// Every optimizer defines:
+//   kM, kV, kVhat  whether the optimizer has the moment
+//   kScalesV       whether `advance` uses v without decay2, so that a coded v must be multiplied by its unit first
+//   kAlong         whether the step is lr times the direction itself
+//   kPlain         whether the moments are always fp32, never 8 bits
+//   advance        updates the moments. decay1 and decay2 multiply the old m and v. These are the betas, times the unit
+//                  for 8-bit moments. L has the operations on elements (portable.h).
+//   moved          returns the new x, from the moments before and after `advance`
+//   reach          raises the moments' bounds to those after a step whose direction has elements of at most d. Returns
+//                  a bound on the change of x, divided by lr.
 struct Sgd {
   static constexpr const char* kName = "sgd";
   static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false, kAlong = true, kPlain = true;

@@ -1,8 +1,9 @@
-// Tools for element functions. These are written once and used by every CPU instruction set and by CUDA.
+// Tools for element functions, which compute one element of a result, or one vector of elements. An element function is
+// written once and compiled for every CPU instruction set and for CUDA.
 //
 // On the host, element functions must have internal linkage and must be inlined, because the same header is compiled
-// several times with different instruction-set flags. With a shared inline symbol the linker could keep the AVX-512
-// copy for all code. Older machines would then end with SIGILL.
+// several times with different instruction-set flags. If the copies shared a symbol, the linker could keep the AVX-512
+// copy for all callers. On older processors the program would then end with SIGILL.
 #pragma once
 
 #include <math.h>
@@ -15,15 +16,15 @@
 #define FASTAGG_FN static inline __attribute__((always_inline))
 #endif
 
-// Promises that the loop's iterations do not depend on each other. An output may be the same array as an input, but
-// never a shifted one.
+// Tells the compiler that the iterations of the next loop do not depend on each other. In the loop, an output may be
+// the same array as an input, but may not overlap an input in another way.
 #if defined(__clang__)
 #define FASTAGG_NO_CARRY _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define FASTAGG_NO_CARRY _Pragma("GCC ivdep")
 #endif
 
-// Unrolls a loop of small constant length completely, so that its arrays stay in registers.
+// Unrolls the next loop completely, so that its arrays stay in registers. The loop's length must be a small constant.
 #if defined(__clang__)
 #define FASTAGG_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -44,13 +45,13 @@ FASTAGG_FN uint32_t bits_of(float value) {
   return bits;
 }
 
-// Computes a*b + c with one rounding, for processors without such an instruction. The sum in double is rounded to odd,
-// so that the rounding to float takes the lost bits into account (Boldo and Melquiond 2008).
+// Returns a*b + c with one rounding. CUDA has an instruction for this. On the host, the sum in double is rounded to
+// odd. So the following rounding to float accounts for the lost bits (Boldo and Melquiond 2008).
 FASTAGG_FN float fused_multiply_add(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
 #else
-  const double product = static_cast<double>(a) * static_cast<double>(b);  // exact
+  const double product = static_cast<double>(a) * static_cast<double>(b);  // this product is exact
   double sum = product + static_cast<double>(c);
   const double part = sum - product;
   const double lost = (product - (sum - part)) + (static_cast<double>(c) - part);
@@ -62,8 +63,8 @@ FASTAGG_FN float fused_multiply_add(float a, float b, float c) {
 #endif
 }
 
-// The operations of element functions come from a type of lanes. Scalar has them for a single element. It defines the
-// results, and CUDA's threads use it. cpu/simd.h has the operations for vectors.
+// Element functions take their operations from a template argument, usually called L. Scalar has the operations on a
+// single element. These define the results, and CUDA's threads use them. cpu/simd.h has the same operations on vectors.
 struct Scalar {
   typedef float F;
   typedef uint32_t U;

@@ -1,14 +1,15 @@
-// The fixed order of additions in every reduction. With this order a norm has the same bits for every thread count,
-// instruction set and device.
+// The fixed order of additions in every reduction. So a norm has the same bits on every processor and for every number
+// of threads.
 //
-//   strand  2,048 elements. Lane k of 32 sums elements k, k+32, ... in order, in double. Lanes fold four by four, then
-//           the 8 quads fold in halves (4, 2, 1).
+//   strand  2,048 elements in 32 partial sums in double, the lanes. Lane k sums elements k, k+32, ... in order. Every
+//           four neighbouring lanes are added up to a quad. The 8 quads are then folded: the upper half of them is
+//           added to the lower half, until one quad is left.
 //   group   32 strands, added in order.
-//   total   256 slots. Slot j adds groups j, j+256, ... in order. Slots fold in halves.
+//   total   256 partial sums, the slots. Slot j adds groups j, j+256, ... in order. The slots are folded like quads.
 //
-// A CPU core keeps the lanes in its registers and reads a strand from start to end. On a GPU eight threads process a
-// strand, with four neighbouring lanes each, and 256 threads process a group. Missing elements count as +0, which
-// changes no bit of a sum of squares.
+// A CPU core keeps the lanes in registers and reads a strand from start to end. On a GPU, eight threads process a
+// strand, with four neighbouring lanes each. 256 threads process a group. Missing elements at the end count as +0,
+// which changes no bit of a sum of squares.
 #pragma once
 
 #include "portable.h"
@@ -23,7 +24,7 @@ constexpr int64_t kGroupStrands = 32;
 constexpr int64_t kGroup = kStrand * kGroupStrands;
 constexpr int64_t kSlots = 256;
 
-// Returns the total of the groups' sums, in an order that does not depend on threads. of(g) is the sum of group g.
+// Returns the total of the groups' sums, in the order above. of(g) is the sum of group g.
 template <typename Of>
 double total_of_groups(size_t groups, Of of) {
   double slots[kSlots] = {};

@@ -1,17 +1,18 @@
-// The formats of a client's row. Each format is a struct.
+// The formats in which a server stores clients' rows. A row is a vector that the server keeps for one client. Each
+// format is a struct. A scale block is 256 elements that share a scale.
 //
 //   fp32   the number itself
-//   bf16   the lower 16 bits are cut off; if they and the random bits overflow, 1 is added to the rest
-//   int8   scale = max(absmax/127, FLT_MIN) for every 256 elements, q = round(x/scale + r - 1/2), in -127..127
-//   int4   the same with 7; byte i of a scale block holds element i (low nibble) and element i+128 (high)
+//   bf16   16 random bits are added to the number's bits, and the lower 16 bits are cut off
+//   int8   scale = max(absmax/127, FLT_MIN), q = round(x/scale + r - 1/2) in -127..127, with a random r in (0, 1)
+//   int4   as int8, with 7 in place of 127. Byte i has elements i (low four bits) and i+128 (high) of a scale block.
 //
-// Rounding is stochastic and unbiased, E[deq(q)] = x. It rounds up with probability equal to the fraction, by 16 random
-// bits. Integer multiples of the scale, including zero, are stored exactly. For other values |deq(q) - x| < scale, even
-// if one element of the block is huge. The scale's lower limit keeps 1/scale finite. Blocks of denormals round to 0 or
-// FLT_MIN.
+// Rounding is stochastic and unbiased: the expected value of a decoded element is the element. 16 random bits decide
+// whether a value is rounded up, with a probability equal to its fraction. Integer multiples of the scale, including
+// zero, are stored exactly. The error of other values is less than the scale. The scale is at least FLT_MIN, so that
+// 1/scale is finite. So elements of a block of denormals are rounded to 0 or to FLT_MIN in magnitude.
 //
-// Elements i and i+128 of a scale block (256 elements) are processed as a pair. The two share a random word, and in
-// int4 a byte. A format has `kPlanes` codes for a pair. These are `plane` codes apart.
+// Elements i and i+128 of a scale block are processed as a pair. The pair shares a random word, and in int4 a byte. A
+// format stores a pair as `kPlanes` codes, which lie `plane` codes apart.
 //
 // To add a format, write a struct and add it to the list here. Add its float64 version to tests/support/reference.
 #pragma once
@@ -29,13 +30,13 @@ FASTAGG_FN float scale_of(float absmax, float levels) {
   return scale > 1.17549435e-38f ? scale : 1.17549435e-38f;
 }
 
-// Uniform in (-1/2, 1/2) without the ends, so that a whole number plus this value rounds to the whole number itself.
-// The value is (random + 1/2) / 2^16 - 1/2. The random bits become the mantissa of a number from 1 to 2.
+// Returns (random + 1/2)/2^16 - 1/2 for 16 random bits. This is uniform in (-1/2, 1/2) without the ends, so a whole
+// number plus the result rounds to the whole number itself. The random bits are the mantissa of a number from 1 to 2.
 FASTAGG_FN float dither(uint32_t random) { return float_from_bits(0x3f800000u | random << 7) - 1.49999237060546875f; }
 
-// An integer below 2^21 in magnitude, as the bits of the float 1.5*2^23 + number. The addition that makes this float
-// rounds to nearest. The baseline instruction set has no such conversion. The low byte is that of the number, and the
-// bits have the order of the numbers.
+// A whole number below 2^21 in magnitude, as the bits of the float 1.5*2^23 + number. Adding 1.5*2^23 to a float rounds
+// the float to the nearest whole number. Every compiler vectorises this addition. The low byte is the number's low
+// byte. Values of this type compare like their numbers.
 typedef int32_t Whole;
 
 constexpr float kWhole = 12582912.0f;
@@ -43,8 +44,8 @@ constexpr Whole kWholeZero = 0x4b400000;
 
 FASTAGG_FN int32_t number_of(Whole whole) { return whole - kWholeZero; }
 
-// The limits are needed because absmax/scale may exceed the levels by an ulp. They compare integers, because for floats
-// a compiler must treat NaN separately, which is slower.
+// Rounds `scaled` up or down, to at most `levels` in magnitude. The limits are needed because absmax/scale may exceed
+// `levels` by an ulp. Integers are compared, because comparing floats is slower (NaN needs care).
 FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels) {
   const Whole whole = static_cast<Whole>(bits_of(scaled + dither(random) + kWhole));
   const Whole limited = whole < kWholeZero + levels ? whole : kWholeZero + levels;
@@ -52,12 +53,14 @@ FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels)
 }
 
 // Every format defines:
-//   kLevels  the largest code; 0: there is no scale, and `put` takes the value itself
-//   put      rounds a value that was divided by its scale, with 16 random bits
-//   kept     returns the value of a result of `put`
-//   join     stores the two results of a pair; split reads them back as numbers, and value decodes one of these
+//   kLevels  the largest code; 0: the format has no scales
+//   put      rounds an element, divided by its scale if there is one, with 16 random bits
+//   kept     decodes a result of `put`
+//   join     stores the two results of `put` for a pair
+//   split    reads the two codes of a pair as numbers
+//   value    decodes one of these numbers
 
-// Stores one code for each element: the lowest bits of `put`'s result.
+// Stores one code for each element. The code is the low bits of `put`'s result.
 template <typename Bits>
 struct TwoPlanes {
   typedef Bits Code;
@@ -87,7 +90,7 @@ struct BFloat16 : TwoPlanes<uint16_t> {
   static constexpr bool kRandom = true;
   FASTAGG_FN int32_t put(float value, uint32_t random) {
     const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
-    const uint32_t largest = 0x7f7fffffu;  // a finite number must not carry into infinity
+    const uint32_t largest = 0x7f7fffffu;  // FLT_MAX: a finite number must not become infinity
     const uint32_t carried = magnitude + random;
     return static_cast<int32_t>(((bits & 0x80000000u) | (carried < largest ? carried : largest)) >> 16);
   }
@@ -95,7 +98,7 @@ struct BFloat16 : TwoPlanes<uint16_t> {
   FASTAGG_FN float value(int32_t number, float scale) { return kept(number, scale); }
 };
 
-// Codes that are integers in -kLevels..kLevels, times a scale.
+// A format whose codes are integers in -kLevels..kLevels. A code stands for the integer times the scale.
 template <int32_t Levels>
 struct ScaledCodes {
   static constexpr int32_t kLevels = Levels;
@@ -130,11 +133,11 @@ constexpr int kPlainRows = place_in<Float32>(RowFormats{}), kHalfRows = place_in
 
 struct Facts {
   const char* name;
-  int64_t bits;  // per element
-  bool scaled, random;
+  int64_t bits;         // bits per element
+  bool scaled, random;  // whether the format has scales, and whether it rounds with random bits
 };
 
-// Returns the facts of the format at this place in RowFormats.
+// Returns the Facts of the format at place `format` in RowFormats.
 FASTAGG_FN Facts format_facts(int format) {
   Facts facts{};
   visit_at(format, RowFormats{}, [&](auto kind) {

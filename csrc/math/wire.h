@@ -1,17 +1,18 @@
-// The formats of encoded updates. Each is a struct that defines an update's arrays and how an element is decoded. The
-// bytes are described in docs/encoding.md. The header's checks, the kernels for CPU and CUDA, Python and the tests read
-// the lists here.
+// The formats of encoded updates, which clients send in place of fp32. A format is a struct that defines an update's
+// arrays and how an element is decoded. docs/encoding.md describes the bytes. The checks of received bytes, the
+// kernels, Python and the tests use the lists of formats in this file.
 //
 //   int8, int4  the codes and scales of a client's row (rows.h), rounded without bias
-//   tensor      int8 with one scale for each of the model's arrays: absmax/127, rounded to the nearest
-//   sign        a bit for each element, 1 if negative, and for every 256 elements a scale: their mean magnitude
-//   bf16        rounded to bfloat16 without bias, padded as a row
-//   topk        the k largest elements by rising index; all others are zero. Their values are a row of k elements in
-//               fp32, bf16 or int8, or two bits each and, for every 256, a scale: absmax*{-1, -1/3, 1/3, 1}, unbiased
+//   tensor      int8 codes, rounded to nearest. Each of the model's arrays has the scale absmax/127.
+//   sign        a bit for each element, 1 if negative. The scale of every 256 elements is their mean magnitude.
+//   bf16        bfloat16, rounded without bias, and padded like a row
+//   topk        the k elements of largest magnitude, by rising index. All others are zero. The k values are stored as
+//               a row in fp32, bf16 or int8, or as int2: two bits each, for absmax*{-1, -1/3, 1/3, 1} of every 256
+//               values, rounded without bias
 //
-// To add a format in which every element has a code, write its codec, append DenseFormat<codec> to WireFormats (the
-// place there is the number in the header), and its plain version to tests/support/wire.py. A format of another kind is
-// a struct like TensorFormat, with its own `encode` in cpu/wire.cpp and `decode_wire` in cpu/wire.inl.
+// To add a format with a code for every element, write a codec and append DenseFormat<codec> to WireFormats. The place
+// in this list is the format's number in the header. Then add a plain version to tests/support/wire.py. A format of
+// another kind is a struct like TensorFormat, with its own `encode` in cpu/wire.cpp and `decode_wire` in cpu/wire.inl.
 #pragma once
 
 #include <float.h>
@@ -20,20 +21,21 @@
 
 namespace fastagg {
 
-constexpr int64_t kWireAligned = 64;
+constexpr int64_t kWireAligned = 64;  // each array begins at a multiple of this number of bytes
 constexpr uint8_t kWireVersion = 1;
 
-// The first bytes, little endian. `count`: the number of a top-k's values, or of the model's arrays, otherwise 0.
+// The first bytes of an encoded update, little endian. `format` and `values` are as in Wire. `size` is the number of
+// elements. `count` is the number of a top-k's values, or for int8-tensor the number of arrays, otherwise 0.
 struct WireHead {
-  char magic[4];  // FAEU
+  char magic[4];  // "FAEU"
   uint8_t version, format, values, zero;
   int64_t size, count;
-  uint8_t rest[40];  // zeros
+  uint8_t rest[40];  // all zeros
 };
 static_assert(sizeof(WireHead) == kWireAligned);
 
-// An encoded update whose bytes were checked. The addresses are within these bytes, which the holder keeps alive
-// (store/encoded.h).
+// An encoded update whose bytes have been checked. All addresses point into `bytes`. The owner of the update
+// (store/encoded.h) keeps the bytes alive.
 struct Wire {
   int format = 0;  // the place in WireFormats
   int values = 0;  // the place in ValueCodecs, for a top-k
@@ -42,11 +44,11 @@ struct Wire {
   int64_t nbytes = 0;
   const uint8_t* codes = nullptr;
   const float* scales = nullptr;
-  const int32_t* indices = nullptr;  // the places of a top-k's values, rising; null: all elements are stored
+  const int32_t* indices = nullptr;  // the elements that a top-k stores, rising; null: all elements are stored
   const int64_t* ends = nullptr;     // where the model's arrays end, rising; null: the format does not need them
 };
 
-// Returns the first place with a value above `limit`. The values must be rising.
+// Returns the first place in `values` with a value above `limit`, or `count` if there is none. The values must rise.
 template <typename T>
 FASTAGG_FN int64_t first_above(const T* values, int64_t count, int64_t limit) {
   int64_t low = 0;
@@ -63,12 +65,12 @@ FASTAGG_FN int64_t first_above(const T* values, int64_t count, int64_t limit) {
 // -- codecs, which convert numbers to codes and back
 
 // Every codec defines:
-//   kName, kType  its name, and NumPy's name for the type of its codes
+//   kName, kType  the codec's name, and NumPy's name for the type of the codes
 //   kBits         the number of bits of a code
 //   kScaled       whether each scale block (256 elements) has a scale
-//   kBlocks       whether its codes fill whole scale blocks
-//   kRandom       whether it rounds with random bits, without bias
-//   kRow          the place in RowFormats of the format whose kernels read and write it; negative: there is none
+//   kBlocks       whether the codes are padded to whole scale blocks
+//   kRandom       whether numbers are rounded with random bits, without bias
+//   kRow          the place in RowFormats of the row format with the same codes; negative: there is none
 
 template <typename Format>
 struct RowCodec {
@@ -90,10 +92,10 @@ struct Int4Codec : RowCodec<Int4> {
   static constexpr const char* kType = "u1";
 };
 
-// Codes of `Bits` bits. The first code is in the lowest bits of a byte. Each such codec also defines:
-//   scale  the scale of the numbers of a scale block, or of fewer
-//   code   the code of a number, from 16 random bits; `inverse` is 1/scale
-//   value  the number of a code
+// A codec with codes of `Bits` bits. The first code is in the first byte's lowest bits. Each such codec also defines:
+//   scale  returns the scale for n numbers, at most a scale block
+//   code   encodes a number with 16 random bits; `inverse` is 1/scale
+//   value  decodes a code
 template <int Bits>
 struct BitCodec {
   static constexpr const char* kType = "u1";
@@ -101,7 +103,7 @@ struct BitCodec {
   static constexpr bool kScaled = true, kBlocks = true;
 };
 
-// Returns the bits of the largest magnitude. The bits of infinity and NaN are larger than any number's.
+// Returns the bits of the largest magnitude of n numbers. Infinity and NaN have larger bits than any finite number.
 FASTAGG_FN uint32_t largest_bits(const float* in, int64_t n) {
   int32_t largest = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -111,8 +113,8 @@ FASTAGG_FN uint32_t largest_bits(const float* in, int64_t n) {
   return static_cast<uint32_t>(largest);
 }
 
-// Returns the sum of magnitudes times `unit`. The number of lanes is fixed, so the bits do not depend on the vector
-// width.
+// Returns the sum of the magnitudes of n numbers, each times `unit`. The number of partial sums is fixed, so the result
+// has the same bits for every vector width.
 FASTAGG_FN float sum_of_magnitudes(const float* in, int64_t n, float unit) {
   constexpr int64_t kWidth = 32;
   float lanes[kWidth] = {};
@@ -128,7 +130,7 @@ FASTAGG_FN float sum_of_magnitudes(const float* in, int64_t n, float unit) {
 struct SignCodec : BitCodec<1> {
   static constexpr const char* kName = "sign";
   static constexpr bool kRandom = false;
-  // The mean magnitude. The sum of finite numbers may exceed fp32's range, but their mean does not.
+  // Returns the mean magnitude. The sum of finite numbers may overflow fp32, but their mean cannot.
   FASTAGG_FN float scale(const float* in, int64_t n) {
     constexpr float kLargestCount = static_cast<float>(kScaleBlock);
     const float mean = sum_of_magnitudes(in, n, 1.0f) / static_cast<float>(n);
@@ -154,13 +156,13 @@ struct Int2Codec : BitCodec<2> {
   }
 };
 
-// Decodes code i.
+// Decodes number i of an array of codes.
 template <typename Codec>
 FASTAGG_FN float value_at(const uint8_t* codes, const float* scales, int64_t i) {
   const float scale = Codec::kScaled ? scales[i / kScaleBlock] : 1.0f;
   if constexpr (Codec::kRow >= 0) {
     using Row = typename Codec::Row;
-    constexpr bool kPairs = Row::kPlanes == 1;  // elements i and i+128 share a code
+    constexpr bool kPairs = Row::kPlanes == 1;  // whether elements i and i+128 share a code
     int32_t first, second;
     Row::split(reinterpret_cast<const typename Row::Code*>(codes), kPairs ? i / kScaleBlock * kHalf + i % kHalf : i, 0,
                first, second);
@@ -180,7 +182,8 @@ FASTAGG_FN float value_at(const uint8_t* codes, const float* scales, int64_t i) 
 enum WirePart { kCodes, kScales, kIndices, kEnds };
 constexpr const char* kWireParts[] = {"codes", "scales", "indices", "ends"};
 
-// Calls visit(part, type, size) for the arrays that hold `count` codes.
+// Calls visit(part, type, size) for each array that a codec needs for `count` numbers. `size` is the array's number of
+// items.
 template <typename Codec, typename Visit>
 void visit_codes(int64_t count, Visit visit) {
   const int64_t width = Codec::kType[1] - '0';
@@ -189,13 +192,13 @@ void visit_codes(int64_t count, Visit visit) {
 }
 
 // Every format defines:
-//   kName      its name in Python
-//   kRow       the row format with the same codes and scales; negative: there is none
-//   kUnbiased  whether decoded numbers are, on average, the update's
-//   kSparse    whether it has indices, and `values` in its header; `count` is then the number of indices
-//   kTensors   whether it has the ends of the model's arrays; `count` is then the number of arrays
-//   arrays     visits the arrays of an update, in their order
-//   element    returns number i of the update
+//   kName      the format's name in Python
+//   kRow       the place in RowFormats of the format with the same codes and scales; negative: there is none
+//   kUnbiased  whether the expected value of a decoded element is the element
+//   kSparse    whether only some elements are stored, with their indices; `count` is then their number
+//   kTensors   whether the ends of the model's arrays are stored; `count` is then the number of arrays
+//   arrays     calls visit(part, type, size) for the arrays of an update, in the order of their bytes
+//   element    decodes element i of an update
 
 template <typename Codec>
 struct DenseFormat {
@@ -256,7 +259,7 @@ struct WireFacts {
   bool unbiased, sparse, tensors;
 };
 
-// Returns the facts of the format at this place in WireFormats.
+// Returns the WireFacts of the format at place `format` in WireFormats.
 FASTAGG_FN WireFacts wire_facts(int format) {
   WireFacts facts{};
   visit_at(format, WireFormats{}, [&](auto kind) {
