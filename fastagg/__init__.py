@@ -48,8 +48,8 @@ if not TYPE_CHECKING:  # a type checker that sees this function would accept eve
 
     def __getattr__(name: str) -> object:
         if not name.startswith("__") or name in ("__all__", "__version__"):
-            # `from fastagg import ops` calls this first. Inside the package it must import only ops, because other
-            # modules may be half imported at that moment.
+            # `from fastagg import ops` calls this function first. It must then import only `ops`, because inside the
+            # package other modules may be half imported at that moment.
             if find_spec(f"fastagg.{name}") is not None:
                 return import_module(f"fastagg.{name}")
             _import_everything()

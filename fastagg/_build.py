@@ -1,4 +1,5 @@
-"""The compiled extension: what was compiled, what runs here, and how many threads it may use."""
+"""Loads the compiled extension at import, and describes it. Other modules import the extension from here. Functions set
+the extension's number of threads and its instruction set."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ except ModuleNotFoundError:
 
     native = sys.modules["fastagg._native"] = extension()
 
-from fastagg import _checks, tuning  # after the extension, which tuning imports
+from fastagg import _checks, tuning  # imported after the extension, because tuning imports the extension, too
 
 WITH_CUDA = "pip install --config-settings=cmake.define.FASTAGG_CUDA=ON ."
 _MOST_THREADS = 4096  # more than the cores of any machine, so a larger number is a mistake
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use, by its CPU affinity and by the quota of its control group, if any."""
+    """Return how many cores this process may use: the CPU affinity and a quota of its control group limit them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -54,7 +55,7 @@ def get_num_threads() -> int:
 
 
 def set_isa(name: str) -> None:
-    """Run the CPU kernels for the instruction set ``name``, for tests. ``fastagg info`` lists the names.
+    """Use the CPU kernels for the instruction set ``name``. Only tests need this. ``fastagg info`` lists the names.
 
     The environment variable ``FASTAGG_ISA`` does the same at import. Results do not depend on the instruction set.
 
@@ -67,14 +68,14 @@ def set_isa(name: str) -> None:
 
 
 def build_info() -> Plain:
-    """Return what was compiled and what runs here.
+    """Return facts about the compiled extension and about this machine.
 
     Returns:
-        A dict with ``version``; ``cpu_isas`` (compiled instruction sets, best first, and whether this processor
-        has each); ``isa`` (the one in use); ``processor``; ``tuning`` (settings that depend on it) and
-        ``tuned_by`` (who decided them, see :mod:`fastagg.tuning`); ``threads``; ``cuda_built``;
-        ``cuda_skipped`` (why not, and how to build with CUDA); ``cuda_architectures`` (compute capabilities compiled
-        in); ``cuda_runtime``; ``cuda_devices`` (devices that answer now).
+        A dict: ``version``, ``cpu_isas`` (compiled instruction sets, best first -> whether this processor has each),
+        ``isa`` (the instruction set in use), ``processor`` (its name), ``tuning`` (the settings of
+        :mod:`fastagg.tuning`), ``tuned_by`` (their source), ``threads``, ``cuda_built`` (whether there are CUDA
+        kernels), ``cuda_skipped`` (why there are none, or None), ``cuda_architectures`` (the kernels' compute
+        capabilities), ``cuda_runtime`` (its version, or None), ``cuda_devices`` (the number of usable devices).
     """
     try:
         package_version = version("fastagg")
@@ -99,10 +100,10 @@ def build_info() -> Plain:
 
 
 def facts() -> Plain:
-    """Return facts about this machine and its software for a bug report or a page of results, as plain data."""
+    """Return facts about this machine and its software as plain data, for bug reports and pages of results."""
     import numpy as np
 
-    built, torch = build_info(), sys.modules.get("torch")  # torch is not imported for this
+    built, torch = build_info(), sys.modules.get("torch")  # this function does not import torch
     return {
         "fastagg": built.pop("version"),
         "python": platform.python_version(),

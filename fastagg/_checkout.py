@@ -1,6 +1,6 @@
 """Finds the compiled extension when Python runs in a clone's folder, where ``fastagg/`` has only sources.
 
-It refuses an extension that was compiled from other C++ sources than the clone's. Only fastagg/_build.py calls it.
+An extension that was compiled from other C++ sources than the clone's is refused. Only _build.py calls this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = "fastagg._native"
 
 
 def extension() -> ModuleType:
-    """Load the extension that was compiled last in this checkout, or else that of the installed package."""
+    """Load the newest extension in this clone's build folders. If there is none, load the installed package's."""
     built = sorted(_ROOT.glob(f"build/*/_native{EXTENSION_SUFFIXES[0]}"), key=lambda path: path.stat().st_mtime)
     spec = spec_from_file_location(_NAME, built[-1]) if built else _installed()
     if spec is None or spec.loader is None:

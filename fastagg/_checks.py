@@ -1,6 +1,6 @@
-"""Checks arguments, and words every refusal: the argument, the expected values, the actual value, and what to do.
+"""Checks arguments. An error's message has the argument, the expected values, the actual value, and what to do.
 
-Every room may use this module. It imports neither torch nor the extension, so that the command line answers at once.
+All modules may use this one. It imports neither torch nor the extension, so that the command line answers at once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from fastagg._types import Arrays
 from fastagg.errors import ConfigError
 
-_LARGEST = 3.4e38  # of float32, the type in which kernels compute
-_MOST = 2**63 - 1  # of whole numbers in native code
+_LARGEST = 3.4e38  # the largest number of float32, the type in which kernels compute
+_MOST = 2**63 - 1  # the largest whole number in native code
 
-# Names in other libraries and papers -> our names of such an argument or method, if the spelling is too different to
-# guess. The first of our names that exists in that place is proposed.
+# Names in other libraries and papers -> our names for the same argument or method, if the spellings differ too much for
+# a guess. An error proposes the first of our names that exists where the wrong name was used.
 _ELSEWHERE = {
     "learning_rate": ("lr", "alpha"), "server_lr": ("lr", "alpha"), "server_learning_rate": ("lr", "alpha"),
     "eta": ("lr", "alpha"), "lr": ("alpha", "lam"), "step_size": ("lr",), "epsilon": ("eps",), "tau": ("eps",),
@@ -45,7 +45,7 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def warn(text: str) -> None:
-    """Warn at the line outside the package from which the call came."""
+    """Warn about the source line outside fastagg that made the call."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
@@ -58,9 +58,9 @@ class SettingRule(NamedTuple):
     Attributes:
         default: the setting's value if it is left out and the declaration has no default of its own.
         least, above, below, most: the range of a number. ``above`` and ``below`` exclude the bound.
-        name: the setting's name in messages. Empty: its own name.
-        free: whether the setting may change from one opening of a folder to the next, because it does not affect the
-            model.
+        name: the setting's name in messages. Empty: the name in the declaration.
+        free: whether the setting may differ from the last opening of the server's folder (:func:`fastagg.open`),
+            because it does not affect the model.
         kept: whether a checkpoint contains the setting.
     """
 
@@ -122,7 +122,7 @@ def no_attribute(owner: object, name: str) -> AttributeError:
         near = meant(name, [known for known in dir(owner) if not known.startswith("_")])
     if isinstance(owner, ModuleType):
         what, near = f"module {owner.__name__!r}", near or f"; dir({owner.__name__}) lists what it has"
-    # With an object, Python would add its own suggestion.
+    # If `obj` were an object, Python would add a suggestion of its own.
     return AttributeError(f"{what} has no attribute {name!r}{near}", name=name, obj=None)
 
 
@@ -159,8 +159,7 @@ def flag(name: str, value: object) -> bool:
 
 def fits(name: str, value: Any, hint: Any) -> Any:
     """Return ``value`` if it fits a type with its :class:`SettingRule`. The type is a number, a Literal of words, or a
-    tuple of numbers. A list becomes a tuple, because files have lists in place of tuples. Other types are not
-    checked."""
+    tuple of numbers. A list becomes a tuple, because TOML and JSON have no tuples. Other types are not checked."""
     kinds = dict(_kinds(hint, None))
     if value is None and NoneType in kinds:
         return value
@@ -209,7 +208,7 @@ def fields(owner: object, prefix: str = "") -> None:
 
 
 def own_class(owner: object) -> type:
-    """Return the first class in an object's method resolution order that is defined in fastagg."""
+    """Return the first class in the method resolution order of an object's class that is defined in fastagg."""
     return next(base for base in type(owner).__mro__ if base.__module__.startswith("fastagg."))
 
 
@@ -221,7 +220,7 @@ def hints(kind: Any) -> Mapping[str, Any]:
 
 
 def says_nothing(hint: Any) -> bool:
-    """Return whether :func:`fits` accepts any number or text for a type, because it has no rule."""
+    """Return whether :func:`fits` accepts any number or text for a type, because the type has no rule."""
     return any(
         rule is None and (kind in (float, int, str) or (get_origin(kind) is tuple and says_nothing(get_args(kind)[0])))
         for kind, rule in _kinds(hint, None)
@@ -270,7 +269,7 @@ def meant(name: object, known: Iterable[str]) -> str:
 
 
 def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | None:
-    """Return the known name that was probably meant. ``guess``: also consider names with a similar spelling."""
+    """Return the known name that was probably meant, or None. ``guess``: whether a similar spelling is enough."""
     if not isinstance(name, str):
         return None
     by_lower = {spelling.lower(): spelling for spelling in known}
@@ -283,8 +282,8 @@ def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | 
 
 
 def _in_python(name: str, value: object, kind: type) -> str:
-    """Return the hint how to write ``value``, if it is a number in quotes or a number of another library. Otherwise
-    return an empty text."""
+    """Return a hint how to write ``value`` in Python, if it is a number in quotes or a number of another library.
+    Otherwise return an empty text."""
     try:
         if isinstance(value, str) and kind is not bool:
             return f"write {kind(value)} without quotes"

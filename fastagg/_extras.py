@@ -1,6 +1,6 @@
-"""Optional packages. Each belongs to an extra, and the error about a missing package names this extra.
+"""Checks that optional packages are installed. Each belongs to an extra of fastagg, as listed in pyproject.toml.
 
-The core needs torch and numpy. The command line and the simulator need what pyproject.toml lists under their extras.
+The core needs only torch and numpy. The command line, the simulator and the integrations need packages of the extras.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from fastagg.errors import MissingDependency
 
-# The modules that each extra installs, as they are imported.
+# The modules of each extra's packages, by the names under which they are imported.
 CLI = ("typer", "rich")
 METRICS = ("prometheus_client",)
 SERVE = (*CLI, "starlette", "uvicorn", "h11", "prometheus_client", "safetensors")
@@ -22,8 +22,8 @@ def require(what: str, extra: str, modules: tuple[str, ...]) -> None:
     """Check that all ``modules`` are installed, without importing them.
 
     Raises:
-        MissingDependency: one is not installed. The message names it, the feature that needs it (``what``) and how to
-            install it.
+        MissingDependency: a module is not installed. The message names the missing modules, the feature that needs
+            them (``what``) and the command that installs them (``extra``).
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:

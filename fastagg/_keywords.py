@@ -1,4 +1,5 @@
-"""Checks the names of a call's arguments. Where Python would raise TypeError, WrongArguments says what to type."""
+"""Checks the names of a call's arguments. Presets, parts, the server and adapters use this. Wrong names raise
+WrongArguments, whose message says what to type."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def checked(function: Callable[P, R], place: Callable[[str], str] = lambda key: 
     """Return ``function`` with its name, signature and documentation. Wrong arguments raise WrongArguments.
 
     If ``function`` has ``**keywords``, these must be typed as ``Unpack[a TypedDict]``. The TypedDict lists the known
-    keywords. ``place`` returns a text that tells where an unknown keyword belongs, or an empty text.
+    keywords. ``place(keyword)`` returns a message that names the owners of an unknown keyword, or an empty text.
     """
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     public = tuple(f"fastagg.{room}" for room in ("distill", "durable", "presets", "rules", "server", "storage"))
@@ -76,7 +77,7 @@ def made(kind: Callable[..., R], settings: Mapping[Any, Any]) -> R:
 
 
 def passes_on(function: Callable[..., object], more: Mapping[str, object]) -> None:
-    """In a function's signature, replace ``**keywords`` by the keywords that it passes on, with their defaults."""
+    """In a function's signature, replace ``**keywords`` by ``more``: the keywords passed on -> their defaults."""
     own = inspect.signature(function, eval_str=True)
     plain = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     passed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in more.items()]
@@ -86,8 +87,8 @@ def passes_on(function: Callable[..., object], more: Mapping[str, object]) -> No
 def _wrong(
     known: Keywords, args: tuple[object, ...], keywords: Mapping[str, object], place: Callable[[str], str]
 ) -> tuple[str, str] | None:
-    """Return what is wrong with a call's arguments, and what to write in the brackets instead. None: nothing is
-    wrong."""
+    """Return the message about a call's wrong arguments, and the text to write in the brackets instead. None: the
+    arguments are right."""
     settings, _, named, positional, needed = known
     for key in keywords:
         if key not in settings and key not in positional:

@@ -1,10 +1,10 @@
-"""Names for data whose types a type checker cannot know. Such data is checked where it is read."""
+"""Names for data whose types a type checker cannot know, for all modules. Such data is checked where it is read."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-# What state_dict returns and load_state_dict takes: plain data and tensors by name, which checkpoint.py writes.
+# The result of state_dict and the argument of load_state_dict: plain data and tensors by name.
 State = dict[str, Any]
 # Plain data as TOML and JSON hold it: a recipe or one of its sections, keywords of a function, a summary.
 Plain = dict[str, Any]
@@ -12,12 +12,12 @@ Plain = dict[str, Any]
 Arrays = Any
 # Nested dicts, lists and tuples with plain data and tensors: a state, or a part of one.
 Tree = Any
-# An object of a library that has no types, and that is imported only where it is needed.
+# An object of a library without types. Such a library is imported only in the functions that use it.
 Foreign = Any
-# An object of the compiled extension whose class is not in _native.pyi: the engine, the log and what they return.
+# An object of the compiled extension whose class is not in _native.pyi: the engine, the log and their results.
 Native = Any
-# An exchange in a commit: object, attribute (storage/cell.py) and value, or int64 numbers, index and number.
+# An assignment in a commit: (object, name of a SwapCell of its class, value), or (int64 array, index, number).
 Move = tuple[object, str | int, object]
-# Formats of clients' updates, and of a top-k's values (csrc/math/wire.h). fastagg/encoding checks them.
+# The formats of encoded updates, and of the values in a top-k update (csrc/math/wire.h). fastagg/encoding checks them.
 Format = Literal["int8", "int4", "int8-tensor", "sign", "bf16"]
 Values = Literal["fp32", "bf16", "int8", "int2"]

@@ -1,4 +1,4 @@
-"""The progress of runs: a bar, or lines where there is no terminal."""
+"""Shows the progress of runs and comparisons on stderr: as a bar in a terminal, otherwise as lines."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ EVERY = 30.0  # seconds between two lines if there is no terminal
 
 
 class _Bar(rich.Progress):
-    """A bar on stderr with the count, the total, the share, and the time that is left.
+    """A bar on stderr with a text, the percentage, the elapsed time and the remaining time.
 
-    Without a terminal it prints a line every :data:`EVERY` seconds, if there is something new.
+    Without a terminal, :meth:`show` prints a line instead, at most once in :data:`EVERY` seconds.
     """
 
     def __init__(self, total: float, words: str, console: Console | None) -> None:
@@ -42,7 +42,7 @@ class _Bar(rich.Progress):
     def show(self, completed: float, words: str, *, now: bool = False) -> None:
         """Draw the progress, at most ten times a second. With ``now``, draw it at once.
 
-        An update of a tiny model takes a millisecond. Drawing each one would slow the run down.
+        An update of a tiny model takes a millisecond. Drawing the bar after each update would slow the run down.
         """
         clock, (task,) = time.monotonic(), self.tasks
         if not now and clock - self._drawn < 0.1:
@@ -72,7 +72,7 @@ class ProgressBar(_Bar, Progress):
 
 
 class CellsBar(_Bar, Watcher):
-    """The progress of all runs of a comparison, with a line for each run that ends."""
+    """The progress of all runs of a comparison. It prints a line for each run that has ended."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(0, "", console)

@@ -1,9 +1,9 @@
-"""The style of all pictures, of runs and of benchmarks, and their files.
+"""The style of all pictures of runs and benchmarks, and the function that writes their files.
 
 Pictures use ``Figure`` without pyplot, so they need no display and no global state.
 
-Pictures are made for papers: they have small type, and the size of print. Lines differ in colour, dashes and marker, so
-that they can be told apart in grey print.
+Pictures are made for papers: their font is small, and their size is the size in print. Lines differ in colour, dashes
+and marker, so that they can be told apart in grey print.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fastagg.storage import files
 FORMATS = ("png", "pdf", "svg")
 DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DPI = 200  # the dots per inch of a PNG file
-TEXT = 9  # in points, at the width that the picture has in print
+DPI = 200  # dots per inch of a PNG file
+TEXT = 9  # font size in points, for a picture printed at its own width
 GREY = "#777777"
 
 
@@ -41,8 +41,8 @@ def look(number: int) -> Plain:
 
 
 def marks(number: int) -> tuple[float, float]:
-    """Return the first marker of line ``number`` and the distance between markers, in shares of the axes' diagonal.
-    Neighbouring lines have markers at different places."""
+    """Return the place of the first marker of line ``number``, and the distance between its markers. Both are fractions
+    of the axes' diagonal. Lines with consecutive numbers have markers at different places."""
     return 0.03 * (number % 4), 0.12
 
 
@@ -57,8 +57,8 @@ def tidy(axes: Axes) -> None:
 
 
 def logarithmic(axes: Axes, which: str) -> None:
-    """Make the axis "x" or "y" logarithmic. Labels are ordinary numbers such as 10, not powers of ten. They are at 1, 2
-    and 5 if there is room. There are no minor ticks, which would take most of the time of a picture."""
+    """Make the axis "x" or "y" logarithmic. Labels are ordinary numbers such as 10, without exponents. If there is
+    room, labels are also at 2 and 5 times a power of ten. Minor ticks are left out, because they take much time."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     # Without "mask" a line from zero would be drawn flat up to its second point.
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", nonpositive="mask")
@@ -68,8 +68,8 @@ def logarithmic(axes: Axes, which: str) -> None:
 
 
 def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], size: float = TEXT - 1) -> int:
-    """Put a legend below all axes, so that it covers no curve. It has as many columns as the figure's width allows.
-    Return the number of its lines."""
+    """Put a legend below all axes, where it covers no curve, with as many columns as the figure's width allows.
+    Return the number of text lines in a column."""
     letters = 72 * figure.get_figwidth() / (0.55 * size)
     columns = max(1, min(len(labels), int(letters // (max(map(len, labels)) + 8))))
     labels = [textwrap.fill(label, max(12, int(letters / columns) - 8)) for label in labels]
@@ -79,13 +79,13 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], siz
 
 
 def sized(figure: Figure, width: float | None, font_size: float | None) -> Figure:
-    """Give ``figure`` a width in inches, and all its text a size in points. None: the width or the size stays.
+    """Give ``figure`` a width in inches, and all its text a size in points. None: the width or the size is unchanged.
 
-    A legend below the axes gets as many lines as it needs in this width. With a width the heading is removed, because a
-    paper has a caption.
+    A legend below the axes gets as many lines as it needs in this width. If there is a ``width``, headings are removed,
+    because a figure in a paper has a caption.
     """
     before, lines, size = figure.get_size_inches(), 0, TEXT if font_size is None else font_size
-    for text in figure.texts if width is not None else ():  # headings
+    for text in figure.texts if width is not None else ():  # the texts of a figure are its headings
         text.set_text("")
     for text in figure.findobj(Text):
         text.set_fontsize(size * float(text.get_fontsize()) / TEXT)
@@ -101,9 +101,9 @@ def sized(figure: Figure, width: float | None, font_size: float | None) -> Figur
 
 
 def save(figure: Figure, path: Path) -> bytes:
-    """Write ``figure`` in the format of the path's suffix, completely or not at all. Return it as a PNG."""
+    """Write ``figure`` in the format of the path's suffix, completely or not at all. Return the bytes of a PNG file."""
     png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=DPI, pil_kwargs={"compress_level": 1})  # fast, and a third larger
+    figure.savefig(png, format="png", dpi=DPI, pil_kwargs={"compress_level": 1})  # fast; the file is a third larger
     with files.whole(path) as file:
         if path.suffix == ".png":
             file.write(png.getvalue())

@@ -115,13 +115,13 @@ class TooSoon(FastaggError, RuntimeError):
 
 
 class Reentered(FastaggError, RuntimeError):
-    """A call that would change the server came from within another call of the same thread: from a rule of a user's
-    own, a finalizer or a signal handler. Nothing has changed. Make the call after the outer one has returned."""
+    """A call that would change the server came from within another call of the same thread: from a user's own rule, a
+    finalizer or a signal handler. Nothing has changed. Make the call after the outer call has returned."""
 
 
 class NotDurable(FastaggError, RuntimeError):
-    """The disk failed, so the call is not acknowledged. Its change may be in the model, but it is not in the
-    journal."""
+    """The disk failed, so the call is not acknowledged. The call's change may be in the model, but is not in the log on
+    the disk."""
 
 
 class CheckpointError(FastaggError, ValueError):
@@ -141,8 +141,8 @@ class DeviceError(FastaggError, RuntimeError):
 
 
 class RunFailed(FastaggError, RuntimeError):
-    """A run cannot continue: its clients fail, or every answer is refused, and this would repeat. The error's cause is
-    the last failure."""
+    """A run cannot continue: its clients fail, or every answer is refused, and this would happen again. The error's
+    ``__cause__`` is the last failure."""
 
 
 class NoMemory(FastaggError, MemoryError):

@@ -1,4 +1,5 @@
-"""Leaves: each leaf adds the updates of its own clients, without a server, and passes on one sum."""
+"""Leaves. A leaf adds the updates of its own clients, without a server, and passes one sum to the server or to another
+leaf. A program makes leaves itself: a server never calls this module."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class Leaf:
         tensor([2., 2.])
     """
 
-    _sum = SwapCell[_Sum]()  # replaced by the native call that adds to the total, so no interrupt comes between
+    _sum = SwapCell[_Sum]()  # the native call that adds an update also sets this, so an interrupt cannot come between
 
     def __init__(
         self,
@@ -72,9 +73,9 @@ class Leaf:
         _checks.fits("weighting", weighting, Weighting)
         self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
         self.max_samples = max_samples
-        # Task -> the number of its fold, the oldest first. The task counts once the sum has that many folds.
+        # Task -> the number of its fold, oldest first. A task counts once `_sum.folds` has reached this number.
         self._counted: dict[int | str, int] = {}
-        self._clients: dict[Client, int] = {}  # the same for the clients in the current sum
+        self._clients: dict[Client, int] = {}  # client in the current sum -> the number of its fold
         self._sum = _Sum()
 
     @property
@@ -88,8 +89,8 @@ class Leaf:
         """Add a client's update, in one pass over memory.
 
         Args:
-            client: the client that sent the update. This leaf then counts the client once in a sum. The root counts the
-                client once in a step, even if its updates come through several leaves (``answers_per_step``).
+            client: the client that sent the update. If stated, a sum takes only one update of this client. The root
+                counts the client once in a step, even if several leaves send its updates (``answers_per_step``).
             task: the id of this client's task. An answer that is delivered twice then counts once, even across sums.
                 Clients that share a root's task need ids of their own, such as ``f"{task.id}/{client}"``. Only this
                 object remembers the ids, the last 16,384. A leaf writes nothing to a disk: after a restart its sum and
@@ -144,7 +145,7 @@ class Leaf:
         self._add(partial.total, partial.updates, partial.weight, partial.clients, is_sum=True)
 
     def _begin(self, task: int | str | None) -> None:
-        """Refuse a task that has counted. A new task is noted in advance. It counts once its fold is in the sum."""
+        """Refuse a task that has counted. Note a new task. The new task counts once its fold is in the sum."""
         if task is not None and (isinstance(task, bool) or not isinstance(task, int | str)):
             raise ConfigError(_checks.wrong("task", "a whole number or a string", task))
         # Remove the note of a task whose fold was refused or interrupted.
@@ -160,7 +161,6 @@ class Leaf:
     def _add(
         self, update: object, count: int, weight: float, clients: tuple[Client, ...], *, is_sum: bool = False
     ) -> None:
-        # Remove clients of a fold that was refused.
         while self._clients and next(reversed(self._clients.values())) > self._sum.folds:
             self._clients.popitem()
         for client in clients:
@@ -187,7 +187,7 @@ class Leaf:
         run(add, pieces, {"acc": 0 if fresh else at, "weight": factor, "out": at})
 
     def take(self) -> Partial:
-        """Return the sum so far. The leaf begins a new sum.
+        """Return the sum so far, and begin a new sum.
 
         Raises:
             ConfigError: there is no update yet.

@@ -1,17 +1,18 @@
-"""LoRA adapters of different ranks on one server: cut and padded with zeros, or averaged as products.
+"""Functions to average LoRA adapters of different ranks. Clients call :func:`cut` and :func:`padded`.
 
 Adapters are dicts of arrays as ``peft.get_peft_model_state_dict`` returns them. Every adapted layer has
 ``<layer>.lora_A.weight``, [rank, in], and ``<layer>.lora_B.weight``, [out, rank]. ``scale * B A`` is added to the
-layer's weight, [out, in]; peft's scale is ``lora_alpha / rank``. A server whose model is only the adapters keeps, sends
-and averages only adapters. There are two ways to let clients have different ranks:
+layer's weight, [out, in]. In peft, the scale is ``lora_alpha / rank``. A server whose model is only the adapters keeps,
+sends and averages only adapters. There are two ways to let clients have different ranks:
 
 - **padded** (HetLoRA, Cho et al. 2024): the server's adapters have the largest rank. A client trains the first rows of
-  A and columns of B (:func:`cut`) and fills up with zeros (:func:`padded`). The mean of products is not the product of
-  means, so this is an approximation. The scale must be the same for all: ``lora_alpha = rank``.
-- **stacked** (FLoRA, Wang et al. 2024): the server averages the products. ``sum_i p_i B_i A_i`` is the product of the
-  stacks ``[p_1 B_1 ... p_n B_n]`` and ``[A_1; ...; A_n]``, so this is exact for every mixture of ranks. The server's
-  model has the adapted layers' weights themselves. Clients send adapters that began with ``B = 0`` (a reply of kind
-  ``lora``). The server adds up :func:`products`, with any rule, also asynchronous ones.
+  A and the first columns of B (:func:`cut`), and pads the result with zeros (:func:`padded`). The server averages A and
+  B separately. This is an approximation, because the product of their means is not the mean of the products ``B A``.
+  All clients must have the same scale, so ``lora_alpha = rank``.
+- **stacked** (FLoRA, Wang et al. 2024): the server averages the products (:func:`products`), with any rule. This is
+  exact for every mixture of ranks: ``sum_i p_i B_i A_i`` is the product of the stacks ``[p_1 B_1 ... p_n B_n]`` and
+  ``[A_1; ...; A_n]``. The server's model has the adapted layers' weights. Clients send adapters whose training began
+  with ``B = 0`` (a reply of kind ``lora``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def cut(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
     first columns of B.
 
     Args:
-        adapters: adapters of at least this rank. Other arrays are returned unchanged.
+        adapters: adapters of at least this rank. Arrays that are not adapters are returned unchanged.
         rank: the client's rank, >= 1.
 
     Raises:
@@ -56,7 +57,7 @@ def cut(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
 
 
 def padded(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
-    """Pad a client's adapters with zeros to the server's ``rank``. Their product stays the same.
+    """Pad a client's adapters with zeros to the server's ``rank``. The product of A and B stays the same.
 
     Raises:
         ShapeMismatch: the adapters have a larger rank.
@@ -85,11 +86,11 @@ def products(
 
     Args:
         adapters: A and B of each adapted layer.
-        shapes: the shapes of all parameters by name: ``<layer>.weight``, without peft's ``base_model.model.``.
+        shapes: the shapes of all parameters by name, such as ``<layer>.weight``, without peft's ``base_model.model.``.
         scale: peft's ``lora_alpha / rank``.
 
     Raises:
-        ShapeMismatch: an array is not an adapter, its other half is missing, or the model has no such parameter.
+        ShapeMismatch: an array is not an adapter, A or B of a layer is missing, or ``shapes`` lacks the layer's weight.
     """
     _checks.number("scale", scale)
     update = {}
@@ -117,7 +118,7 @@ def products(
 
 
 def _axis(name: str, tensor: Tensor) -> int | None:
-    """Return the dimension that is the rank; None if this is not an adapter."""
+    """Return the dimension whose length is the rank. None: the array is not an adapter."""
     if not name.endswith((_A, _B)):
         return None
     if tensor.dim() != 2:

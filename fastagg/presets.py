@@ -9,17 +9,18 @@ These arguments mean the same in every preset that has them:
 - ``params``: the model, in any form that :class:`fastagg.Server` takes.
 - ``lr``: the server's learning rate eta, >= 0.
 - ``clients_per_round``: the number of updates in a synchronous round. Each of them must start from the current version.
-  None: a round takes all updates until :meth:`fastagg.Server.close_round` ends it.
+  None: a round takes all updates until :meth:`fastagg.Server.close_round` ends the round.
 - ``buffer_size``: M, the number of updates in a step, >= 1.
-- ``num_clients``: n. Client ids are then 0..n-1.
-- ``momentum``: mu, and ``betas``: decay rates of the moments, in [0, 1).
+- ``num_clients``: n, the number of clients. Client ids are 0..n-1.
+- ``momentum``: mu, the decay rate of the momentum, in [0, 1).
+- ``betas``: b1 and b2, the decay rates of the first and the second moment, in [0, 1).
 - ``eps``: a number > 0 that is added outside the square root.
-- ``moments``: ``fp32`` or ``8bit``, see :class:`fastagg.Optimizer`.
-- ``staleness``: a policy such as ``fastagg.Polynomial(0.5)``: an update's weight by its delay. None: always 1.
+- ``moments``: the format of the optimizer's moments, ``fp32`` or ``8bit`` (:class:`fastagg.Optimizer`).
+- ``staleness``: a policy such as ``fastagg.Polynomial(0.5)``: delay -> weight of an update. None: the weight is 1.
 
 An update is a delta ``Delta_i = x_i^K - x_s`` from client i's local training, or a gradient ``g_i`` at the model that
 the client was sent. ``x`` is the model, ``s`` the version that an update started from, ``t`` the current version, and
-``tau = t - s``.
+``tau = t - s`` the update's delay.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ _PASSED_ON: dict[str, object] = {
 
 
 def preset(function: Callable[P, Server]) -> Callable[P, Server]:
-    """Register a preset. In its signature, ``**`` is replaced by the keywords that the preset passes on."""
+    """Register a preset. In the preset's signature, the keywords that it passes on replace its ``**`` argument."""
     checked, known = registered(function), _keywords.of(function)
     more = [name for name in _PASSED_ON if name in known.settings and name not in known.named]
     _keywords.passes_on(checked, {name: _PASSED_ON[name] for name in more})
@@ -133,9 +134,9 @@ def FedBuff(
 ) -> Server:
     """Buffered asynchronous aggregation: ``x <- x + lr * sum(s(tau_i)*Delta_i)/M`` over every M updates.
 
-    Nguyen et al. 2022, without differential privacy, and the ACE paper, Algorithm a.2. ``staleness`` is s. It is 1 by
-    default; FedBuff's paper has ``fastagg.Polynomial(0.5)``. ``normalize`` sets another divisor than M. Updates count
-    ``uniform``.
+    Nguyen et al. 2022, without differential privacy, and the ACE paper, Algorithm a.2. ``staleness`` is s. By default s
+    is 1. FedBuff's paper has ``fastagg.Polynomial(0.5)``. ``normalize`` sets another divisor than M. By default all
+    updates count equally (``weighting="uniform"``).
 
     Args:
         params, lr, buffer_size, staleness: as in every preset (:mod:`fastagg.presets`).
@@ -172,16 +173,17 @@ def FADAS(
     """Federated adaptive asynchronous optimization: a buffer as in FedBuff, AMSGrad, and a delay-adaptive step.
 
     ``D = mean(Delta_i)`` over M updates; ``m <- b1*m + (1-b1)*D; v <- b2*v + (1-b2)*D*D; vhat <- max(vhat, v);
-    x <- x + lr_t*m/(sqrt(vhat) + eps)``. Wang et al. 2024 (FADAS): Algorithm 1, Eq. 3, Eq. 4 and Eq. 77. Updates count
-    ``uniform``.
+    x <- x + lr_t*m/(sqrt(vhat) + eps)``. Wang et al. 2024 (FADAS): Algorithm 1, Eq. 3, Eq. 4 and Eq. 77. By default all
+    updates count equally (``weighting="uniform"``).
 
     Args:
         params, lr, buffer_size, moments: as in every preset (:mod:`fastagg.presets`).
-        betas, eps: the paper's. torch's AMSGrad has (0.9, 0.999) and a bias correction.
-        delay_threshold: tau_c. If the largest delay in the buffer exceeds it, the step shrinks. None: never.
-        delay_rule: ``scaled`` is ``lr/tau_max`` (Eq. 77, used in the paper's experiments). ``reciprocal`` is ``min(lr,
-            1/tau_max)`` (Eq. 4). With the default rate it changes nothing below a delay of 1,000.
-        bias_correction: as in the authors' program. The paper's Algorithm 1 has none.
+        betas, eps: the defaults are the paper's. torch's AMSGrad has (0.9, 0.999) and a bias correction.
+        delay_threshold: tau_c. If tau_max, the largest delay in the buffer, exceeds tau_c, the rate lr_t is smaller
+            than lr. None: lr_t is always lr.
+        delay_rule: the smaller rate. ``scaled``: ``lr/tau_max`` (Eq. 77, used in the paper's experiments).
+            ``reciprocal``: ``min(lr, 1/tau_max)`` (Eq. 4). With the default lr this is smaller only if tau_max > 1,000.
+        bias_correction: whether to correct the moments, as the authors' program does. The paper's Algorithm 1 does not.
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -190,7 +192,7 @@ def FADAS(
         >>> server = fastagg.FADAS(torch.zeros(2), lr=0.1, buffer_size=1, betas=(0.0, 0.0))
         >>> task = server.dispatch("ann")
         >>> receipt = server.receive("ann", torch.tensor([4.0, -9.0]))
-        >>> server.flat  # without a past, AMSGrad steps by lr, whatever the size of the update
+        >>> server.flat  # the first step of AMSGrad with these betas has length lr in every element
         tensor([ 0.1000, -0.1000])
     """
     _checks.fits("delay_rule", delay_rule, names.DelayRule)
@@ -211,18 +213,17 @@ def FedAsync(
     normalize: float | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Asynchronous mixing: ``x <- (1-a_t)*x + a_t*x_i^K`` at every update, ``a_t = alpha*s(tau)``.
+    """Asynchronous mixing: ``x <- (1-a_t)*x + a_t*x_i^K`` at every update, where ``a_t = alpha*s(tau)``.
 
-    Xie et al. 2019; AsyncFedED, Eqs. 40 and 41. Clients send deltas, so the server keeps each version while a
-    client may still answer it.
+    Xie et al. 2019. AsyncFedED, Eqs. 40 and 41. Clients send deltas, so the server keeps versions with open tasks.
 
     Args:
         params: as in every preset (:mod:`fastagg.presets`).
         alpha: mixing weight of a fresh update, in (0, 1].
-        policy: ``constant``; ``hinge``, ``s = 1 if tau <= b else 1/(a*(tau-b)+1)``; ``polynomial``, ``s = (tau+1)^-a``.
-        a: setting of the hinge (default 10) or the polynomial (0.5), > 0. Other policies refuse it.
-        b: setting of the hinge (default 4), >= 0. Other policies refuse it.
-        normalize: a number > 0 by which a_t is divided: the samples of all clients (APPFL), or a client's average. With
+        policy: ``constant``: s = 1. ``hinge``: s = 1 if tau <= b else 1/(a*(tau-b)+1). ``polynomial``: s = (tau+1)^-a.
+        a: a setting > 0 of ``hinge`` (default 10) and ``polynomial`` (default 0.5). ``constant`` refuses this setting.
+        b: a setting >= 0 of ``hinge`` (default 4). Other policies refuse this setting.
+        normalize: a number > 0 that divides a_t, such as the samples of all clients (APPFL) or a client's average. With
             ``weighting="samples"``, a_t is also multiplied by the client's samples. An answer whose a_t would be above
             1 is refused. ``max_samples`` prevents that. None: samples have no effect. See :class:`fastagg.Mixing`.
         server: the other settings of :class:`fastagg.Server`.
@@ -245,7 +246,7 @@ def FedAsync(
 
 @preset
 def ASGD(params: object, *, lr: float, **server: Unpack[ServerSettings]) -> Server:
-    """Vanilla asynchronous SGD: ``x <- x - lr*g_i`` at every update.
+    """Plain asynchronous SGD: ``x <- x - lr*g_i`` at every update.
 
     Args:
         params, lr: as in every preset (:mod:`fastagg.presets`).
@@ -275,10 +276,10 @@ def DelayAdaptiveASGD(
 
     Args:
         params, lr: as in every preset (:mod:`fastagg.presets`).
-        delay_threshold: tau_C, >= 0. The paper's default is the concurrency.
-        stale: the rate of an update beyond the threshold. ``lipschitz``: ``min(lr, 1/(4*L*tau))`` (the paper; needs L).
-            ``drop``: 0. ``scaled``: ``lr*tau_C/tau`` (the ACE authors' program; needs no L).
-        lipschitz: L, > 0, for ``stale="lipschitz"``.
+        delay_threshold: tau_C, >= 0. The paper's default is the number of clients that train at the same time.
+        stale: the rate of an update with a delay tau above tau_C. ``lipschitz``: ``min(lr, 1/(4*L*tau))`` (the paper).
+            ``drop``: 0. ``scaled``: ``lr*tau_C/tau`` (the ACE authors' program).
+        lipschitz: L, > 0. Only ``stale="lipschitz"`` needs L.
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -308,17 +309,18 @@ def ACE(
     optimizer: Optimizer | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
-    """All-client engagement: every update steps along the mean of all clients' latest gradients.
+    """All-client engagement: every update makes a step along the mean of all clients' latest gradients.
 
     ``U_i <- g_i; x <- x - lr * sum_j U_j / n``. ``mode="direct"`` is the ACE paper's Algorithm 1.
-    ``mode="incremental"`` gives the same result in O(d). With ``mode="client"`` clients keep their own last
-    gradients (Algorithm a.5, see :class:`fastagg.clients.GradientDifference`). The 8-bit cache is from F.3.3. Clients
-    count ``uniform``.
+    ``mode="incremental"`` gives the same result in O(d) for each update. With ``mode="client"`` clients keep their own
+    last gradients (Algorithm a.5, see :class:`fastagg.clients.GradientDifference`). The paper's F.3.3 has the 8-bit
+    cache. All clients count equally.
 
     Args:
         params, lr, num_clients: as in every preset (:mod:`fastagg.presets`).
-        cache: format of the cached gradients U_i. With ``mode="client"`` the server keeps none.
-        warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
+        cache: format of the cached gradients U_i. With ``mode="client"`` the server keeps no gradients.
+        warmup: ``full``: there is no step until all clients have answered once. ``partial``: every update makes a step
+            along the mean of the clients that have answered so far.
         mode: ``incremental``, ``direct`` or ``client``.
         optimizer: a server optimizer other than SGD. It has its own ``lr``.
         server: the other settings of :class:`fastagg.Server`.
@@ -352,17 +354,18 @@ def ACED(
     warmup: names.Warmup = "full",
     **server: Unpack[ActiveSettings],
 ) -> Server:
-    """ACE over the clients that are fresh: their information is at most ``max_delay`` versions old.
+    """ACE over the fresh clients only. A client is fresh if its information is at most ``max_delay`` versions old.
 
-    ``U_i <- g_i; x <- x - lr * mean over A(t) of U_j``. The ACE paper, Algorithm a.1, from the second round on
-    (docs/algorithms.md). Clients count ``uniform``.
+    ``U_i <- g_i; x <- x - lr * mean over A(t) of U_j``, where A(t) is the set of fresh clients. The ACE paper,
+    Algorithm a.1, from the second round on (docs/algorithms.md). All clients count equally.
 
     Args:
         params, lr, num_clients: as in every preset (:mod:`fastagg.presets`).
-        max_delay: tau_algo, >= 0. If no delay is larger, ACED is exactly ACE.
+        max_delay: tau_algo, >= 0. If no client's information is ever older, ACED is exactly ACE.
         cache: format of the cached gradients U_i.
-        freshness: ``dispatch`` (Algorithm a.1) or ``gradient`` (the text of Eq. 7), see :class:`fastagg.ActiveSet`.
-        warmup: ``full`` or ``partial``, see :class:`fastagg.AllClients`.
+        freshness: how old a client's information is. ``dispatch``: the age of the version that the client was last sent
+            (Algorithm a.1). ``gradient``: the age of the version of its cached gradient (the text of Eq. 7).
+        warmup: ``full`` or ``partial``, as in :func:`ACE`.
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -388,15 +391,16 @@ def CA2FL(
     staleness: Staleness | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
-    """Cached update calibration: a buffer as in FedBuff, calibrated with every client's last update.
+    """Cached update calibration: a buffer as in FedBuff, calibrated with the last update h_j of every client j.
 
-    ``x <- x + lr*(mean_j h_j + sum(Delta_i - h_i)/|S|)`` over every M updates, where S is the set of their
-    clients. Then ``h_i <- Delta_i``. The ACE paper, Algorithm a.3. Updates count ``uniform``.
+    ``x <- x + lr*(mean_j h_j + sum(Delta_i - h_i)/|S|)`` over every M updates, where S is the set of their clients.
+    Then ``h_i <- Delta_i``. The ACE paper, Algorithm a.3. By default all updates count equally.
 
     Args:
         params, lr, buffer_size, num_clients, staleness: as in every preset (:mod:`fastagg.presets`).
         cache: format of the cached updates h_i.
-        repeat: ``start`` (the paper) or ``latest`` (public programs), see :class:`fastagg.Calibrated`.
+        repeat: how a client's second update in the same buffer is calibrated: with the client's h_i at the start of the
+            round (``start``, the paper), or with its first update (``latest``). See :class:`fastagg.Calibrated`.
         server: the other settings of :class:`fastagg.Server`.
 
     Example:
@@ -422,11 +426,11 @@ def AsyncFedED(
     gamma_max: float | None = None,
     **server: Unpack[ServerSettings],
 ) -> Server:
-    """Steps and numbers of local steps that depend on Euclidean staleness: the AsyncFedED paper, Algorithm 1.
+    """Asynchronous steps whose rate depends on Euclidean staleness: the AsyncFedED paper, Algorithm 1.
 
     ``gamma = |x_t - x_s|/|Delta_i|`` (Eq. 6); ``x <- x + lam/(gamma + eps)*Delta_i`` (Eqs. 5, 7);
-    ``K_next = K_i + floor((gamma_bar - gamma)*kappa)`` (Eq. 8), which ``dispatch`` sends to the client. The server
-    keeps only versions that a client may still answer.
+    ``K_next = K_i + floor((gamma_bar - gamma)*kappa)`` (Eq. 8). K_i is the number of client i's local steps.
+    ``dispatch`` sends K_next to the client. The server keeps each version while a client may still train from it.
 
     Args:
         params: as in every preset (:mod:`fastagg.presets`).
@@ -457,17 +461,17 @@ def FedEcho(
     staleness: Staleness | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
-    """FedBuff with distillation after every step. Its target is the mean of all clients' latest logits.
+    """FedBuff with distillation after every step. The distillation's target is the mean of all clients' latest logits.
 
     FedEcho, Algorithm 1. Each update costs a forward pass of the client's model on the unlabelled data. Each step
-    costs Q training steps on this data. :attr:`fastagg.Server.distillation` reports the cost. Updates
-    count ``uniform``.
+    costs Q training steps on this data. :attr:`fastagg.Server.distillation` reports the cost. By default all updates
+    count equally (``weighting="uniform"``).
 
     Args:
         params, lr, buffer_size, num_clients, staleness: as in every preset (:mod:`fastagg.presets`).
         distill: the unlabelled data, the model's code, and the settings. ConfigError: this model differs from
             ``params``, or returns no logits.
-        cache: format of the clients' logits.
+        cache: format of the cached logits of the clients.
         server: the other settings of :class:`fastagg.Server`.
 
     Raises:
@@ -499,10 +503,10 @@ def FedAC(
 ) -> Server:
     """FedAC, a baseline of the FedEcho paper. A **reconstruction**: the equations of its own paper were not available.
 
-    Updates are weighted by ``max(cos(x_t - x_s, Delta_i), 0.1)``, or 1 if fresh (0.1 in AFL-Benchmark's program). Their
-    numbers of samples have no effect (``uniform``). Their mean D goes into Adam's moments, and ``x <- x + lr*(b1*m +
-    (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control variates:
-    :class:`fastagg.clients.DriftCorrection`. Pass its second result to ``receive`` as ``control``.
+    An update's weight is ``max(cos(x_t - x_s, Delta_i), 0.1)``. If its delay is 0, the weight is 1 (in AFL-Benchmark's
+    program 0.1). By default numbers of samples have no effect. The weighted mean D of the updates goes into Adam's
+    moments m and v, and ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``. Clients correct their drift with control
+    variates: :class:`fastagg.clients.DriftCorrection`. Pass its second result to ``receive`` as ``control``.
 
     Args:
         params, lr, buffer_size, betas, eps, moments, staleness: as in every preset (:mod:`fastagg.presets`).
@@ -535,15 +539,15 @@ def FedAvg(
     weighting: names.Weighting = "samples",
     **server: Unpack[CohortSettings],
 ) -> Server:
-    """Synchronous averaging, ``x <- sum_i p_i x_i^K`` where p_i is the share of samples (the AsyncFedED paper, Eq. 38).
+    """Synchronous averaging, ``x <- sum_i p_i x_i^K`` where p_i is client i's share of all samples in the round.
 
-    Updates count by ``samples``, as in McMahan et al. 2017 and Flower. In APPFL they count equally by default.
-
-    For FedProx (Eq. 39) use this server with :func:`fastagg.clients.add_proximal_gradient_` on the clients.
+    The AsyncFedED paper, Eq. 38. By default an update counts by its number of samples, as in McMahan et al. 2017 and
+    Flower. In APPFL all updates count equally by default. For FedProx (Eq. 39) clients also call
+    :func:`fastagg.clients.add_proximal_gradient_`.
 
     Args:
         params, clients_per_round: as in every preset (:mod:`fastagg.presets`).
-        lr: 1 for plain averaging.
+        lr: the server's learning rate, >= 0. With 1 the new model is the average of the clients' models.
         weighting: ``samples`` or ``uniform``.
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
@@ -569,7 +573,7 @@ def FedProx(
     weighting: names.Weighting = "samples",
     **server: Unpack[CohortSettings],
 ) -> Server:
-    """The same server as :func:`FedAvg`. Clients add the proximal term: :func:`fastagg.clients.add_proximal_gradient_`.
+    """The same server as :func:`FedAvg`. Clients call :func:`fastagg.clients.add_proximal_gradient_` in training.
 
     Args:
         params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
@@ -591,10 +595,10 @@ def FedAvgM(
     moments: names.Moments = "fp32",
     **server: Unpack[BufferSettings],
 ) -> Server:
-    """Synchronous rounds; momentum on the mean delta D: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019).
+    """Synchronous rounds with momentum on the mean delta D: ``m <- beta*m + D; x <- x + lr*m`` (Hsu et al. 2019).
 
-    This is heavy-ball momentum. FL-bench's FedAvgM is Nesterov's. Updates count ``uniform``, as in APPFL's default. In
-    Flower, FLARE and FL-bench they count by samples.
+    This is heavy-ball momentum. FL-bench's FedAvgM has Nesterov's momentum. By default all updates count equally, as in
+    APPFL. In Flower, FLARE and FL-bench an update counts by its number of samples.
 
     Args:
         params, lr, clients_per_round, moments: as in every preset (:mod:`fastagg.presets`).
@@ -625,11 +629,12 @@ def FedAdam(
     moments: names.Moments = "fp32",
     **server: Unpack[AdaptiveSettings],
 ) -> Server:
-    """Synchronous rounds; Adam on the mean delta D: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021: eps 1e-3).
+    """Synchronous rounds with Adam on the mean delta D: ``x <- x + lr*m/(sqrt(v) + eps)`` (Reddi et al. 2021).
 
-    ``eps`` is their tau. Their Algorithm 2 starts v at tau^2 (``initial=eps**2``, as in APPFL). Here v starts at 0, as
-    in Flower and FL-bench. ``betas`` are theirs, and they have no bias correction. Updates count ``uniform``, as in
-    their Algorithm 1 and in APPFL's default. In Flower, FLARE and FL-bench they count by samples.
+    ``eps`` is the paper's tau, and the defaults of ``eps`` and ``betas`` are the paper's. The paper has no bias
+    correction. Its Algorithm 2 starts v at tau^2 (``initial=eps**2``, as in APPFL). Here v starts at 0, as in Flower
+    and FL-bench. By default all updates count equally, as in the paper's Algorithm 1 and in APPFL. In Flower, FLARE and
+    FL-bench an update counts by its number of samples.
 
     Args:
         params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
@@ -653,10 +658,10 @@ def FedYogi(
     moments: names.Moments = "fp32",
     **server: Unpack[AdaptiveSettings],
 ) -> Server:
-    """Synchronous rounds; Yogi on the mean delta D: as Adam, but ``v <- v - (1-b2)*D*D*sign(v - D*D)``.
+    """Synchronous rounds with Yogi on the mean delta D: like Adam, but ``v <- v - (1-b2)*D*D*sign(v - D*D)``.
 
-    Reddi et al. 2021. Defaults, the ``uniform`` weighting and the start of v are as in :func:`FedAdam`. FedScale's Yogi
-    starts v at tau, optax's at 1e-6.
+    Reddi et al. 2021. The defaults and the start of v are as in :func:`FedAdam`. FedScale's Yogi starts v at tau, and
+    optax's Yogi starts v at 1e-6.
 
     Args:
         params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
@@ -679,9 +684,9 @@ def FedAdagrad(
     moments: names.Moments = "fp32",
     **server: Unpack[AdaptiveSettings],
 ) -> Server:
-    """Synchronous rounds; Adagrad on the mean delta D: as Adam, but ``v <- v + D*D`` (Reddi et al. 2021).
+    """Synchronous rounds with Adagrad on the mean delta D: like Adam, but ``v <- v + D*D`` (Reddi et al. 2021).
 
-    Defaults, the ``uniform`` weighting and the start of v are as in :func:`FedAdam`. ``beta`` is 0, so ``m = D``.
+    The other defaults and the start of v are as in :func:`FedAdam`. By default ``beta`` is 0, so ``m = D``.
 
     Args:
         params, lr, clients_per_round, eps, moments: as in every preset (:mod:`fastagg.presets`).
@@ -705,9 +710,9 @@ def FedAMS(
     moments: names.Moments = "fp32",
     **server: Unpack[AdaptiveSettings],
 ) -> Server:
-    """Synchronous rounds; AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1).
+    """Synchronous rounds with AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1).
 
-    The maximum is that of the uncorrected v, even with a bias correction (as in torch). Updates count ``uniform``.
+    Even with a bias correction, vhat is the maximum of the uncorrected v, as in torch. By default all count equally.
 
     Args:
         params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
@@ -734,9 +739,9 @@ def _robust(rule: RobustRule, **settings: Any) -> Callable[..., directions.Direc
 def FedMedian(
     params: object, *, clients_per_round: int | None, lr: float = 1.0, **server: Unpack[RobustRounds]
 ) -> Server:
-    """Synchronous rounds; ``x <- x + lr*D``, D the median of the deltas, element by element (Yin et al. 2018; Flower).
+    """Synchronous rounds with ``x <- x + lr*D``. Each element of D is the median over the deltas (Yin et al. 2018).
 
-    Updates count ``uniform``. :class:`fastagg.Robust` has the other rules, and the asynchronous form.
+    Flower has this rule. All updates count equally. :class:`fastagg.Robust` has other rules, and an asynchronous form.
 
     Args:
         params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
@@ -759,12 +764,12 @@ def FedMedian(
 def FedTrimmedAvg(
     params: object, *, clients_per_round: int | None, beta: float = 0.2, lr: float = 1.0, **server: Unpack[RobustRounds]
 ) -> Server:
-    """Synchronous rounds; the mean of the deltas without the ``int(beta*M)`` smallest and largest numbers of every
-    element (Yin et al. 2018; Flower). Updates count ``uniform``.
+    """Synchronous rounds with the trimmed mean of the deltas: for every element, the ``int(beta*M)`` smallest and the
+    ``int(beta*M)`` largest numbers are left out. Yin et al. 2018, and Flower. All updates count equally.
 
     Args:
         params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
-        beta: the share that is cut at each end, in [0, 0.5).
+        beta: the share of the numbers that is left out at each end, in [0, 0.5).
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -785,13 +790,13 @@ def Krum(
     lr: float = 1.0,
     **server: Unpack[RobustRounds],
 ) -> Server:
-    """Synchronous rounds; D is the delta nearest to its M - f - 2 nearest others (Blanchard et al. 2017; Flower).
+    """Synchronous rounds with the one delta that is nearest to its M - f - 2 nearest deltas. The others have no effect.
 
-    Updates count ``uniform``.
+    Blanchard et al. 2017, and Flower.
 
     Args:
         params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
-        num_malicious_nodes: f. M must be at least 2f + 3.
+        num_malicious_nodes: f, the number of clients that may send any update. M must be at least 2f + 3.
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -814,14 +819,14 @@ def MultiKrum(
     lr: float = 1.0,
     **server: Unpack[RobustRounds],
 ) -> Server:
-    """Synchronous rounds; the mean of the ``num_nodes_to_select`` best deltas by :func:`Krum`'s measure.
+    """Synchronous rounds with the mean of the ``num_nodes_to_select`` deltas that are best by :func:`Krum`'s measure.
 
-    Blanchard et al. 2017. Updates count ``uniform`` in the mean. In Flower they count by samples.
+    Blanchard et al. 2017. The mean is not weighted. In Flower a delta counts by its number of samples.
 
     Args:
         params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
-        num_malicious_nodes: f. M must be at least 2f + 3.
-        num_nodes_to_select: M - f by default.
+        num_malicious_nodes: f, the number of clients that may send any update. M must be at least 2f + 3.
+        num_nodes_to_select: the number of deltas in the mean. None: M - f.
         at_least, grace: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -845,11 +850,11 @@ def DiLoCo(
     moments: names.Moments = "fp32",
     **server: Unpack[BufferSettings],
 ) -> Server:
-    """Synchronous rounds of few workers; Nesterov on their mean delta: ``m <- mu*m + D; x <- x + lr*(D + mu*m)``.
+    """Synchronous rounds with Nesterov on the mean delta D of few workers: ``m <- mu*m + D; x <- x + lr*(D + mu*m)``.
 
-    Douillard et al. 2023 (arXiv 2311.08105), Algorithm 1. Its outer optimizer is torch's SGD with Nesterov's momentum,
-    with rate 0.7 and momentum 0.9. Workers train hundreds of steps with an optimizer of their own, such as AdamW.
-    Updates count ``uniform``.
+    Douillard et al. 2023 (arXiv 2311.08105), Algorithm 1. The paper's outer optimizer is torch's SGD with Nesterov's
+    momentum, with rate 0.7 and momentum 0.9. Workers train hundreds of steps with an optimizer of their own, such as
+    AdamW. By default all updates count equally.
 
     Args:
         params, lr, clients_per_round, momentum, moments: as in every preset (:mod:`fastagg.presets`).
@@ -877,10 +882,10 @@ def AsyncDiLoCo(
     staleness: Staleness | None = None,
     **server: Unpack[StepSettings],
 ) -> Server:
-    """DiLoCo without rounds: every update steps by ``lr*Delta/N``, and every N-th also by the momentum of their mean.
+    """DiLoCo without rounds: every update adds ``lr*Delta/N``. Every N-th update also makes a step of the momentum.
 
-    Liu et al. 2024, Asynchronous Local-SGD (arXiv 2401.09135), Algorithm 3, see :class:`fastagg.DelayedNesterov`. The
-    server's ``fastest_steps`` is the setting for the paper's dynamic local updates.
+    Liu et al. 2024, Asynchronous Local-SGD (arXiv 2401.09135), Algorithm 3. :class:`fastagg.DelayedNesterov` has the
+    formula. The server's setting ``fastest_steps`` turns on the paper's dynamic local updates.
 
     Args:
         params, lr, momentum, staleness: as in every preset (:mod:`fastagg.presets`).
@@ -915,14 +920,14 @@ def HeLoCo(
     staleness: Staleness | None = None,
     **server: Unpack[StepSettings],
 ) -> Server:
-    """Asynchronous DiLoCo of unequal workers: each tensor of an update is turned towards the momentum, then Nesterov.
+    """Asynchronous DiLoCo for workers of unequal speed: tensors of an update are first turned towards the momentum.
 
-    ``m <- mu*m + (1-mu)*D; x <- x + lr*(D + mu*m)`` with D turned by :class:`fastagg.Aligned`; workers are sent
+    ``m <- mu*m + (1-mu)*D; x <- x + lr*(D + mu*m)``, where :class:`fastagg.Aligned` has turned D. Workers are sent
     ``x + lr*mu*m``. arXiv 2606.00271: Algorithms 1 and 2, Eqs. 5, 7 to 15, 18, 19.
 
     Args:
         params, lr, momentum, staleness: as in every preset (:mod:`fastagg.presets`).
-        rho: the weight of an arrival; the paper recommends ``1/sqrt(K)`` for K workers.
+        rho: the factor of every update, > 0. The paper recommends ``1/sqrt(K)`` for K workers.
         c_ok, k_s, k_d, kappa, beta_max, eps: see :class:`fastagg.Aligned`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -950,16 +955,16 @@ def DecoupledDiLoCo(
     staleness: Staleness | None = None,
     **server: Unpack[CohortSettings],
 ) -> Server:
-    """One fragment of Decoupled DiLoCo: Nesterov on the weighted mean of the learners that came in time.
+    """One fragment of Decoupled DiLoCo: Nesterov on the weighted mean of the deltas that arrived in time.
 
-    Douillard et al. 2026 (arXiv 2604.21428). ``params`` is one of :func:`fastagg.parts`: each fragment is a server with
-    versions, delays, a quorum and a grace window of its own. ``D = sum(w_i*Delta_i)/sum(w_i)`` and ``m <- mu*m + D; x
-    <- x + lr*(D + mu*m)``, where ``w = tokens*tokens/steps`` counts since the learner last sent this fragment.
+    Douillard et al. 2026 (arXiv 2604.21428). ``params`` is one of :func:`fastagg.parts`. Each fragment is a server with
+    versions, delays, a quorum and a grace period of its own. ``D = sum(w_i*Delta_i)/sum(w_i)`` and ``m <- mu*m + D;
+    x <- x + lr*(D + mu*m)``. ``w = tokens*tokens/steps``, counted since the learner last sent this fragment.
 
     Args:
         params, lr, momentum, moments, staleness: as in every preset (:mod:`fastagg.presets`).
-        buffer_size: the number of learners. The step comes when all have answered, or ``grace`` seconds after the
-            ``at_least``-th (the quorum). None: only the quorum counts.
+        buffer_size: the number of learners. The step is made when all have answered, or ``grace`` seconds after the
+            ``at_least``-th answer (the quorum). None: only the quorum counts.
         weighting: ``tokens`` (answers need ``num_samples=(tokens, steps)``), ``samples`` or ``uniform``.
         overflow, at_least, grace, normalize, privacy: see :class:`fastagg.Buffer`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
@@ -983,8 +988,8 @@ def DecoupledDiLoCo(
 def RingmasterASGD(params: object, *, lr: float, delay_threshold: int, **server: Unpack[ServerSettings]) -> Server:
     """Asynchronous SGD that ignores gradients with a delay of R or more: ``x <- x - lr*g_i`` if ``tau < R``.
 
-    Maranjyan et al. 2025 (arXiv 2501.16168), the variant that interrupts no worker. An ignored gradient makes no
-    version. Its client is sent the current model.
+    Maranjyan et al. 2025 (arXiv 2501.16168), the variant that interrupts no worker. An ignored gradient makes no new
+    version. The client's next task has the current model.
 
     Args:
         params, lr: as in every preset (:mod:`fastagg.presets`).

@@ -1,7 +1,7 @@
-"""All public names, in one place. ``import fastagg`` imports this module when the first of them is used.
+"""All public names, in one place. The package imports this module when a public name is first used.
 
-Growing modules list their public names in ``__all__``. Those names are registered from there, and the pages in docs/api
-take them from the registry. A name that is imported here ``as`` itself is public for type checkers, too.
+Modules with many public names list them in ``__all__``, and this module imports all of that list. For type checkers, a
+name that is imported here ``as`` itself is public, too.
 """
 
 from fastagg import clients as clients

@@ -1,8 +1,8 @@
 """The names of the presets, the package's parts and users' own parts.
 
-A checkpoint contains a part's name and settings, so a program that reads the checkpoint must know the name.
-:mod:`fastagg.rules` and :mod:`fastagg.presets` register the package's own names. :func:`register` registers a user's
-part.
+Parts are directions, optimizers and staleness policies. A checkpoint contains a part's name and settings, so a program
+that reads the checkpoint must know the name. :mod:`fastagg.rules` and :mod:`fastagg.presets` register the package's own
+names. :func:`register` registers a user's part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class RulePart:
-    """Base class of directions, optimizers and staleness policies, the parts of a server."""
+    """Base class of all parts of a server."""
 
     def __post_init__(self) -> None:
         _checks.fields(self)
@@ -69,7 +69,7 @@ def register(part: type[T]) -> type[T]:
 
     Raises:
         ConfigError: ``part`` is not such a class, or another class has this name. If the same class is defined again,
-            for example when a notebook's cell runs twice, the new class replaces the old one.
+            for example by a notebook's cell that runs twice, the new class replaces the old one without an error.
 
     Example:
         >>> from dataclasses import dataclass
@@ -91,7 +91,7 @@ def register(part: type[T]) -> type[T]:
         raise ConfigError(f"register: there is another {kind} {name!r}, {_path(there)}: call {_path(part)} otherwise")
     if "__init__" in vars(part) and not hasattr(part.__init__, "__wrapped__"):
         names = {*inspect.signature(part.__init__).parameters} - {"self"}
-        if names == {field.name for field in fields(part) if field.init}:  # the dataclass made it, not the user
+        if names == {field.name for field in fields(part) if field.init}:  # @dataclass made `__init__`
             part.__init__ = _keywords.checked(part.__init__)
     _parts[kind, name] = part
     return part
@@ -165,8 +165,7 @@ def preset(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _place(key: str) -> str:
-    """Return a text that names the parts with the setting ``key``, for presets that do not pass it on. Empty: no part
-    has this setting."""
+    """Return the message that a preset lacks the setting ``key``, and which parts have it. Empty: no part has it."""
     ours = (part for part in _parts.values() if part.__module__.startswith("fastagg."))
     owners = [part.__name__ for part in ours if any(setting.name == key and setting.init for setting in fields(part))]
     owners = ["Server"] if key in _bases else owners

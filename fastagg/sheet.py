@@ -1,4 +1,4 @@
-"""A table as data. The terminal, reports, Markdown and LaTeX draw it."""
+"""A table as data. The command line, reports, and files in Markdown and LaTeX show it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table whose first column names each row. ``caption`` explains how to read it."""
+    """A table whose first column names each row. ``caption`` explains how to read the table."""
 
     title: str
     headings: Sequence[str]
@@ -22,7 +22,7 @@ class Sheet:
         return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{self.caption}\n"
 
     def latex(self, caption: str = "", label: str = "") -> str:
-        """Return the table for LaTeX with booktabs. ``caption`` replaces the table's own."""
+        """Return the table in LaTeX with booktabs. ``caption`` replaces the table's own caption, if not empty."""
         head, *rows = (" & ".join(map(_escaped, line)) + r" \\" for line in (self.headings, *self.rows))
         name = f"\\label{{{label}}}\n" if label else ""
         return (
@@ -33,7 +33,7 @@ class Sheet:
         )
 
 
-# Characters with a meaning in LaTeX, and those that some of its fonts lack.
+# Replacements for characters that have a meaning in LaTeX, or that some LaTeX fonts lack.
 _LATEX = {
     "\\": r"\textbackslash{}", **{sign: "\\" + sign for sign in "&%$#_{}"}, "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}", "±": r"$\pm$", "≥": r"$\ge$", "–": "--", "<": r"$<$", ">": r"$>$",

@@ -1,4 +1,4 @@
-"""Measures wall seconds by activity, for the simulator's and distillation's reports."""
+"""Measures wall seconds by activity, for the reports of the simulator, of distillation and of checkpoints."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 
 class Timing:
-    """A context that adds its wall seconds to those of an activity. A contextlib.contextmanager takes three times as
-    long."""
+    """A context that adds the wall seconds in a ``with`` block to an activity's seconds. A context made with
+    contextlib.contextmanager would take three times as long."""
 
     __slots__ = ("_activity", "_seconds", "_start")
 
@@ -23,7 +23,7 @@ class Timing:
 
 
 class Stopwatch:
-    """Measures the wall seconds since it was made, and those of each activity.
+    """Measures the wall seconds since this object was made, and the wall seconds of each activity.
 
     Args:
         activities: the names of the activities. :meth:`timing` accepts no others.
@@ -38,15 +38,15 @@ class Stopwatch:
         return time.perf_counter() - self._started
 
     def timing(self, activity: str) -> Timing:
-        """Return a context that adds its seconds to the activity's."""
+        """Return a context that adds the seconds in a ``with`` block to the activity's seconds."""
         return Timing(self.seconds, activity)
 
     def restore(self, split: dict[str, float]) -> None:
-        """Continue from what :meth:`split` returned in an earlier process."""
+        """Continue from the result of :meth:`split` in an earlier process."""
         self.seconds = {activity: split[activity] for activity in self.seconds}
         self._started = time.perf_counter() - split["total"]
 
     def split(self) -> dict[str, float]:
-        """Return the seconds of each activity and of the rest ("other"), and their total."""
+        """Return the seconds of each activity, ``other`` (the seconds outside all activities) and ``total``."""
         total = self.total
         return {**self.seconds, "other": total - sum(self.seconds.values()), "total": total}

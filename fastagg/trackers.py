@@ -1,7 +1,7 @@
 """Trackers for metrics: a CSV file, or TensorBoard, MLflow and Weights & Biases through their own clients.
 
 A tracker gets one row of numbers at a time, ``log({"accuracy": 0.9}, step=3)``, and is closed at the end. Every
-integration and ``fastagg.sim.run`` have an argument ``trackers``: trackers, or plain data for configuration files::
+integration and ``fastagg.sim.run`` have an argument ``trackers``. It takes trackers, or plain data such as::
 
     trackers = {"tensorboard": "runs/fadas", "mlflow": {"experiment": "digits"}, "wandb": {"project": "digits"}}
 """
@@ -28,7 +28,7 @@ class Tracker(Protocol):
     """An object that takes rows of metrics."""
 
     def log(self, row: Mapping[str, float], step: int) -> None:
-        """Take one row of metrics of one step (a version of the model)."""
+        """Take one row of metrics. ``step`` is the number of the model's version."""
 
     def close(self) -> None:
         """End the tracker. No more rows follow."""
@@ -62,7 +62,7 @@ class CSV:
 
 
 class TensorBoard:
-    """Event files for TensorBoard.
+    """Writes event files for TensorBoard.
 
     Args:
         folder: the folder of the files.
@@ -139,8 +139,8 @@ _KNOWN: dict[str, Callable[..., Tracker]] = {"csv": CSV, "tensorboard": TensorBo
 
 
 def made(trackers: AnyTrackers) -> list[Tracker]:
-    """Return a list of trackers. ``trackers``: a tracker, several, or ``{name: settings}``. The settings of a tracker
-    are a mapping, or its first setting alone."""
+    """Return a list of trackers. ``trackers`` is a tracker, several, or ``{name: settings}``. A tracker's settings are
+    a mapping of its arguments, or the value of its first argument."""
     if trackers is None:
         return []
     if isinstance(trackers, Tracker):
@@ -155,7 +155,7 @@ def made(trackers: AnyTrackers) -> list[Tracker]:
 
 
 def placed(trackers: AnyTrackers, folder: Path) -> AnyTrackers:
-    """Return trackers' plain settings with absolute paths. Relative paths are in ``folder``."""
+    """Return ``trackers``. In plain data, paths become absolute. Relative paths start from ``folder``."""
     if isinstance(trackers, Tracker) or not isinstance(trackers, Mapping):
         return trackers
     names, places = {"csv": "file", "tensorboard": "folder"}, dict(trackers)
@@ -182,7 +182,7 @@ def numeric(row: Mapping[str, object]) -> dict[str, float]:
 
 
 class Trackers:
-    """All trackers of a run. If one fails, the log says so once, and the run continues without it."""
+    """All trackers of a run. If a tracker fails, a warning is logged, and the run continues without this tracker."""
 
     def __init__(self, trackers: AnyTrackers) -> None:
         self._alive = made(trackers)

@@ -3,18 +3,18 @@
 Settings change how fast a step is, never what it computes. The first of these sources that has settings is used:
 
 1. the environment variable ``FASTAGG_TUNE``, such as ``prefetch=512,cache=never``, or ``default``
-2. the table in csrc/cpu/tuning.cpp, by the processor's vendor and family
+2. the table in csrc/cpu/tuning.cpp, whose rows are chosen by the processor's vendor and family
 
 =========== =================================================================================================
-prefetch    how many elements ahead memory is prefetched, a multiple of 64; 0: not at all
-cache       bytes of the last cache, which the processor tells: what a pass writes beside its inputs bypasses it if the
-            pass touches a quarter more; and an update is added in place where two vectors fit, but not a third; 0 or
-            ``never``: neither
-width       bits of a vector (128, 256, 512) in loops over more than ``wide_below`` bytes
-wide_below  up to so many bytes loops use the widest vectors
+prefetch    how many elements ahead memory is prefetched: a multiple of 64. 0: memory is not prefetched.
+cache       size of the last cache in bytes, read from the processor. A pass over more than 1.25 times this size stores
+            its outputs past the caches, except outputs that are also inputs. An update is added to a sum in place if
+            two vectors fit into the cache, but three do not. 0 or ``never``: neither is done.
+width       bits of a vector register (128, 256 or 512) in loops over more than ``wide_below`` bytes
+wide_below  loops over at most this many bytes use the widest vector registers
 spin        microseconds that idle worker threads stay awake after a call
-group       the elements that a thread takes at a time, a multiple of 1,024 in 4,096..65,536
-places      in how many places of a group read-only passes read in turn: 1, 2, 4, ..., 32
+group       the elements that a thread takes at a time: a multiple of 1,024 in 4,096..65,536
+places      the number of places of a group where a read-only pass reads in turn: 1, 2, 4, ..., 32
 =========== =================================================================================================
 """
 
@@ -57,7 +57,7 @@ def source() -> str:
 
 
 def set_tuning(settings: Mapping[str, int], origin: str = "set_tuning") -> None:
-    """Use ``settings``, some or all of them, from the next call on. ``origin`` is what :func:`source` then returns.
+    """Use these settings from the next call on. Other settings stay. :func:`source` then returns ``origin``.
 
     Raises:
         ConfigError: a name is unknown, or a value is out of range. Nothing has changed.

@@ -1,4 +1,4 @@
-"""The ``fastagg`` command. It needs the packages of an extra. Without them :func:`main` says which to install."""
+"""The ``fastagg`` command. It needs the packages of the extra ``cli``. If one is missing, :func:`main` says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `fastagg` command itself, and how it reports errors.
+"""Makes the `fastagg` command, to which the other modules of cli add their commands, and reports errors.
 
 Commands import everything except typer inside their functions, so that `fastagg --help` answers at once. Results go to
 stdout, progress and errors to stderr. Exit codes: 0 done, 1 a benchmark failed or became slower, 2 the user's input was
@@ -23,7 +23,7 @@ _errors = import_module(f"{_base}.exceptions")
 
 
 class Commands(TyperGroup):
-    """Turns the package's own errors, and the operating system's, into one line on stderr and exit code 2."""
+    """Reports an error of fastagg or of the operating system as one line on stderr, with exit code 2."""
 
     def invoke(self, ctx: Foreign) -> Foreign:
         from fastagg.errors import FastaggError
@@ -41,14 +41,14 @@ class Commands(TyperGroup):
 class Command(TyperCommand):
     """A command with plain help. The message about an unknown option says where the option belongs.
 
-    How arguments are shown is set here, because it changes from one release of typer and of click to the next.
+    This class sets how arguments are shown, because releases of typer and of click show them differently.
     """
 
     def __init__(self, *args: Foreign, **settings: Foreign) -> None:
         super().__init__(*args, **settings)
         assert self.callback is not None
         hints = get_type_hints(unwrap(self.callback), include_extras=True)
-        self.arguments: dict[str, str] = {}  # by argument: its name in the help
+        self.arguments: dict[str, str] = {}  # argument -> its name in the help
         for argument in (param for param in self.params if param.param_type_name == "argument"):
             (info,) = hints[str(argument.name)].__metadata__
             shown = info.metavar or str(argument.name).upper() + "..." * (argument.nargs != 1)
@@ -62,13 +62,13 @@ class Command(TyperCommand):
         """Write nothing, because click's section of arguments would repeat typer's."""
 
     def get_help(self, ctx: Foreign) -> str:
-        return super().get_help(ctx).replace("\\[", "[")  # typer escapes for rich, whose markup is off
+        return super().get_help(ctx).replace("\\[", "[")  # typer escapes brackets for rich's markup, which is off here
 
     def parse_args(self, ctx: Foreign, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except _errors.NoSuchOption as error:
-            message = f"{error.message.rstrip('.')}."  # some releases have no stop at the end
+            message = f"{error.message.rstrip('.')}."  # some releases have no full stop at the end
             if shown := self.arguments.get(error.option_name.removeprefix("--")):
                 raise _errors.UsageError(
                     f"{message} It is given without a name: {ctx.command_path} {shown}", ctx
@@ -84,7 +84,7 @@ class Command(TyperCommand):
 
 
 def _record(shown: str, text: str, ctx: Foreign) -> tuple[str, str]:
-    """Return an argument's row in the help."""
+    """Return an argument's row in the help: its name and its text."""
     return shown, text
 
 

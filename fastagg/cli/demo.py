@@ -1,12 +1,12 @@
 """``fastagg demo``: one federation with stragglers, trained synchronously and asynchronously.
 
-The FADAS paper's large worst-case setting (50 clients, Dir(0.3), two local epochs of batch 50, Table 1's delays) on
-scikit-learn's digits with an MLP of 64 hidden units. FedAvg waits in every round for the slowest of 25 clients.
-FedBuff, FADAS and FedAsync keep 25 clients busy and take every update when it comes. All stop after the same number of
-uploads. So the clients do the same work, and only the time differs. Every method runs with three seeds.
+The setting is the FADAS paper's "large worst case": 50 clients, Dir(0.3), two local epochs of batch 50, and the delays
+of Table 1. The data is scikit-learn's digits, the model an MLP of 64 hidden units. FedAvg waits in every round for the
+slowest of 25 clients. FedBuff, FADAS and FedAsync keep 25 clients busy and take every update when it comes. All stop
+after the same number of uploads, so clients do the same work, and only the time differs. Each runs with three seeds.
 
-The learning rates were tuned as in the paper: each method has its own, chosen from a grid by the mean of the last five
-evaluations. Here this mean is also over seeds 10, 11 and 12. So seeds below 10 did not influence the choice.
+The learning rates were tuned as in the paper: each method has its own rates, chosen from a grid by the mean accuracy of
+the last five evaluations. Here the mean is also over seeds 10, 11 and 12. Seeds below 10 had no effect on the choice.
 
     FedAvg    eta_l 0.1, 0.3, 1, 3; eta 1                                        chosen 1
     FedBuff   eta_l 0.01, 0.03, 0.1, 0.3, 1; eta 1, as the paper has it          chosen 0.3
@@ -26,7 +26,7 @@ from fastagg.sim.recipes.config import Config
 SYNCHRONOUS = "fedavg-digits-large"
 RECIPES = (SYNCHRONOUS, "fedbuff-digits-large", "fadas-digits-large", "fedasync-digits-large")
 TITLE = "Handwritten digits; 25 of 50 clients train at a time, and a few take 40 times as long as most"
-TUNED = {SYNCHRONOUS: {"client.lr": 1.0}}  # only where the rate differs from the recipe's
+TUNED = {SYNCHRONOUS: {"client.lr": 1.0}}  # the chosen rates that differ from the recipes' rates
 TARGET = 0.95
 SEEDS = 3
 

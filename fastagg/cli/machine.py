@@ -1,4 +1,4 @@
-"""The commands about this machine: info and bench."""
+"""The commands about this machine: ``fastagg info`` and ``fastagg bench``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fastagg.cli.screen import VALUE, fail, show
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts and bug reports.")] = False,
 ) -> None:
-    """Print what was compiled and what runs here.
+    """Print facts about this machine and about fastagg's build.
 
-    Package, Python, torch, system, processor, threads, tuning.
+    The facts are versions, the system, the processor, threads, tuning and CUDA.
     """
     import json
 
@@ -48,9 +48,9 @@ def bench(
         ),
     ] = None,
 ) -> None:
-    """Compare this machine with torch.
+    """Measure fastagg's and torch's speed on this machine.
 
-    Further arguments go to pytest: --case NAME, --sizes, --threads, --benchmark-json FILE; --collect-only lists cases.
+    Further arguments go to pytest: --case NAME, --sizes, --threads, --benchmark-json FILE. --collect-only lists cases.
     """
     from importlib.util import find_spec
 
@@ -65,7 +65,7 @@ def bench(
 
 
 def _benchmarks() -> Path:
-    """Return the folder of the benchmarks: a checkout's ``bench/``, or the part of it in an installed package."""
+    """Return the folder of the benchmarks: a clone's ``bench/``, or the copy of some of them in the package."""
     package = Path(__file__).resolve().parents[1]
     beside = package.parent / "bench"
     return beside if (package.parent / "pyproject.toml").is_file() and beside.is_dir() else package / "_bench"

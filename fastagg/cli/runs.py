@@ -1,5 +1,5 @@
-"""The commands that simulate: demo, run, compare and recipes. They take settings as KEY=VALUE, or KEY=VALUE,VALUE for
-several."""
+"""The commands that simulate: demo, run, compare and recipes. Settings are written as KEY=VALUE. ``compare`` also takes
+several values of a key: KEY=VALUE,VALUE."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def demo(
 ) -> None:
     """Train with slow clients, synchronously and asynchronously.
 
-    Real digits, three seeds; a table, plots and a report, in about 15 seconds.
+    It trains on handwritten digits with three seeds, and makes a table, plots and a report, in about 15 seconds.
     """
     from fastagg import _extras
 
@@ -83,9 +83,9 @@ def run(
     workers: Annotated[int, typer.Option("--workers", min=1, help="How many threads train clients at once.")] = 1,
     picture: Format = "png",
 ) -> None:
-    """Run one recipe and write its folder.
+    """Run one recipe and write the results to a folder.
 
-    It holds the config, metrics, a summary, a plot, a report and a checkpoint.
+    The folder has the config, metrics, a summary, a plot, a report and a checkpoint.
     """
     from fastagg import _checks
     from fastagg.bars import ProgressBar
@@ -141,8 +141,7 @@ def compare(
 ) -> None:
     """Run several recipes, seeds and settings, and compare them.
 
-    Each run has a folder; tables and plots show all of them. Stopped at any moment, the same command
-    goes on where it was.
+    Each run has a folder. Tables and plots show all runs. If the command was stopped, run it again to continue.
     """
     choices = dict(parse_choices(text) for text in changes or ())
     grid = {key: values for key, values in choices.items() if len(values) > 1}
@@ -159,9 +158,9 @@ def recipes(
         list[str] | None, typer.Argument(help="Only those with all these words in their line, or of such presets.")
     ] = None,
 ) -> None:
-    """List the recipes and tables; in a checkout the papers', too.
+    """List the recipes and tables, in a clone also those of the papers.
 
-    With their runs, their data, their purpose.
+    Each item has the number of runs, their data and the purpose.
     """
     asked = [word.lower() for word in words or ()]
     chosen = [entry[:3] for entry in catalogue() if all(word in " ".join(entry).lower() for word in asked)]
@@ -171,7 +170,7 @@ def recipes(
 
 
 def catalogue() -> list[tuple[str, str, str, str]]:
-    """Return every recipe and then every table: its name, its runs and their data, its purpose, its presets."""
+    """Return every recipe and then every table, as (name, runs and their data, purpose, presets)."""
     from fastagg.sim import recipes
     from fastagg.sim.recipes import tables
 

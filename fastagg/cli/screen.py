@@ -1,4 +1,4 @@
-"""The output of all commands: tables to stdout, errors to stderr."""
+"""Prints the output of all commands: tables to stdout, errors to stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fastagg.sheet import Sheet
 
-LONG = 30  # cells with more letters are folded; names in the first column with half as many again
+LONG = 30  # cells with more letters may be folded, in the first column cells with half as many letters again
 GAP = 2  # letters between columns
 VALUE = "value"  # the heading of a column whose cells are all aligned left
 
@@ -24,13 +24,13 @@ def show(sheet: Sheet) -> None:
 
 
 def say(sentence: str) -> None:
-    """Print a sentence. In a terminal its lines end between words. In a file it is one line, which can be searched."""
+    """Print a sentence. In a terminal its lines end between words. In a file the sentence is one line."""
     console = _console()
     console.print(sentence, markup=False, soft_wrap=not console.is_terminal)
 
 
 def listing(items: Sequence[tuple[str, str, str]]) -> None:
-    """Print items of a name, a fact and a purpose: in a terminal on several lines each, in a pipe on one line each."""
+    """Print items of (name, fact, purpose): each on several lines in a terminal, and on one line in a pipe or file."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -48,7 +48,7 @@ def listing(items: Sequence[tuple[str, str, str]]) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)  # 80 columns wide, if there is no terminal and no COLUMNS
+    return Console(highlight=False)  # 80 columns wide, if there is neither a terminal nor the variable COLUMNS
 
 
 def draw(sheet: Sheet, console: Console) -> None:
@@ -64,7 +64,7 @@ def draw(sheet: Sheet, console: Console) -> None:
 
 
 def _parts(sheet: Sheet, width: int) -> list[Table]:
-    """Divide the columns among tables that fit the width. Each begins with the first column."""
+    """Divide the columns among tables that fit the width. Each table begins with the first column."""
     columns = [[heading, *cells] for heading, *cells in zip(sheet.headings, *sheet.rows, strict=True)]
     needs = [_need(column, LONG if place else LONG + LONG // 2) for place, column in enumerate(columns)]
     parts, room = [[0]], width - 1 - needs[0]  # rich pads the last column, too
@@ -78,7 +78,7 @@ def _parts(sheet: Sheet, width: int) -> list[Table]:
 
 
 def _need(column: Sequence[str], limit: int) -> int:
-    """Return a column's least width: its longest cell's, at most ``limit``, or its heading's longest word's."""
+    """Return a column's least width. Cells up to ``limit`` letters and all words of the heading fit into it."""
     from rich.cells import cell_len
 
     heading, *cells = column

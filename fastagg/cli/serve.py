@@ -1,4 +1,4 @@
-"""The command that serves a model: serve."""
+"""The command ``fastagg serve``, which serves a model over HTTP (fastagg/serve)."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def serve(
         float, typer.Option("--slowest", min=1, help="Bytes a second of a transfer, at least.")
     ] = 50_000.0,
 ) -> None:
-    """Serve a model to clients over HTTP, durably.
+    """Serve a model to clients over HTTP, and keep its state on the disk.
 
-    Clients ask for the model and send updates (fastagg.clients.HttpClient); each update counts once.
+    Clients ask for the model and send updates (fastagg.clients.HttpClient). Each update counts once.
     """
     from fastagg._checks import parse_change
     from fastagg.serve.start import serve as start

@@ -1,4 +1,4 @@
-"""The commands about a server's state on the disk: doctor and audit."""
+"""The commands about a server's state on the disk, ``fastagg doctor`` and ``fastagg audit``. They do not change it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Report whether a server's folder or file is whole.
+    """Report whether a server's folder or file is undamaged.
 
-    Also its contents, and what a recovery would do.
+    The report also has the contents, and what a recovery would do.
     """
     import json
 
@@ -70,9 +70,9 @@ def audit(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Execute a server's log again, and compare.
+    """Execute a server's log again, and compare the results.
 
-    The outcome must be what the log, the checkpoints and the receipts say. The server may be running.
+    The results must equal the decisions in the log, the checkpoints and the receipts. The server may be running.
     """
     import json
     from importlib import import_module
@@ -105,7 +105,7 @@ def audit(
 
 
 def _lines(report: Plain) -> Iterator[tuple[str, str]]:
-    """Yield the lines of doctor's report: a name, which may be empty, and a text."""
+    """Yield the lines of doctor's report as (name, text). The name may be empty."""
     states = report.get("checkpoints", [report])
     for state in [state for state in states if "version" in state][-1:]:
         yield "server", f"{state['parameters']:,} parameters; {state['direction']}, {state['optimizer']}"

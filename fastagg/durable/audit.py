@@ -1,4 +1,4 @@
-"""Executes a server's log again, and compares the outcome with the server's folder and receipts. An audit writes
+"""Audits a server: executes its log again, and compares the result with its checkpoints and receipts. An audit writes
 nothing and takes no lock, so it may run while the server runs, or on a copy of the folder on another machine."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastagg.durable.recovery import Replay
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.server.server import Server
 
-_COMPARED = "version", "steps", "flat", "moments", "direction"  # parts of a state
+_COMPARED = "version", "steps", "flat", "moments", "direction"  # the parts of a state that are compared
 
 
 class _Differs(Exception):
@@ -33,24 +33,24 @@ def audit(
     receipts: Iterable[Any] = (),
     make: Callable[[], Server] | None = None,
 ) -> Plain:
-    """Execute the log of a server's folder again. Compare each decision with the recorded decision, each later
-    checkpoint with the state after the same records, and each receipt with the digest of the records.
+    """Execute the log of a server's folder again. Compare the results with the recorded decisions, with the states in
+    later checkpoints, and with the digests in ``receipts``.
 
     Args:
         path: a folder of :func:`fastagg.open`, or a copy of it. The server may be running.
-        start: the number of the first checkpoint. None: the oldest.
+        start: the number of the checkpoint at which the audit starts. None: the oldest checkpoint.
         receipts: receipts with a digest, or dictionaries with their ``record`` and ``digest``.
-        make: makes the server. It is needed for FedEcho, or if the rule is not registered.
+        make: a function that makes the server. Needed only for FedEcho, or if a part is not registered.
 
     Returns:
         Plain data: ``same`` (whether there is no difference), ``problem`` (the first difference, or None), ``where``
-        (the file and byte of the problem, or None), ``start``, ``last`` (numbers of the first checkpoint and the last
-        record), ``counts`` (operations by kind), ``version``, ``digest`` (the hash of the records) and ``model`` (the
-        SHA-256 of the parameters). Two audits of one history have the same two hashes on any processor.
+        (the file and byte of the problem, or None), ``start`` (the number of the first checkpoint), ``last`` (the
+        number of the last record), ``counts`` (operations by kind), ``version``, ``digest`` (the hash of the records)
+        and ``model`` (the SHA-256 of the parameters). The processor has no effect on ``digest`` and ``model``.
 
     Raises:
-        CheckpointError: there is no checkpoint, or the server cannot be made from it. ConfigError: ``make`` makes a
-            server with other settings.
+        CheckpointError: there is no checkpoint, or no server can be made from the checkpoint's settings.
+        ConfigError: ``make`` makes a server with other settings.
 
     Example:
         >>> with fastagg.open("state/", lambda: fastagg.FedBuff(torch.zeros(2), buffer_size=1)) as server:
@@ -109,7 +109,7 @@ class _Audit(Replay):
         self.last = begin.sequence
         self.digest = begin.digest  # the digest of all records up to `last`
         self.reader: Native = None
-        self.where: str | None = None  # the file and the byte that were read last
+        self.where: str | None = None  # the file and the byte of the record that was read last
 
     def whole(self) -> None:
         """Execute all records. A record that seems to be damaged is first read again, because a running server may have

@@ -1,5 +1,5 @@
-"""All operations on files that a durable server needs, in one class. Tests replace the class by a disk that loses
-power."""
+"""All operations on files that fastagg/durable needs, in one class. Tests replace this class by a simulated disk that
+loses power."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ _MOST_BUFFERS = 512  # the most buffers in a system call. The system's limit is 
 
 
 class Disk:
-    """The files of one folder, by their names in it.
+    """The files of one folder. Methods take names of files in the folder.
 
     The folder is held open, and names are looked up in the open folder. So another folder that later has the same path
     is never used. Every method raises OSError if the system refuses. In a forked child, methods that write or look up a
-    name always raise OSError: the files still belong to the parent, even if the child drops its objects.
+    name always raise OSError, because the files belong to the parent process.
 
     Attributes:
         path: the folder's path, for messages.
-        descriptor: the open folder. None: the disk is not the operating system's, and the log calls these methods.
+        descriptor: the open folder's descriptor. None: the folder is closed, or this is a test's simulated disk. The
+            log uses a simulated disk by calling these methods.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -75,9 +76,9 @@ class Disk:
             os.close(folder)
 
     def open(self, name: str, *, create: bool = False, write: bool = True) -> int:
-        """Open a regular file. With ``create`` it is created if it does not exist."""
+        """Open a regular file to read, and, if ``write``, to write. ``create``: whether to make the file if missing."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        # With O_NONBLOCK, the call does not wait if the name is that of a pipe.
+        # With O_NONBLOCK, the call does not wait if a pipe has this name.
         flags |= os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
         file = os.open(name, flags, 0o600, dir_fd=self._here())
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -86,12 +87,11 @@ class Disk:
         return file
 
     def close(self, file: int) -> None:
-        """Close a file."""
         os.close(file)
 
     @contextlib.contextmanager
     def opened(self, name: str, *, create: bool = False, write: bool = True) -> Iterator[int]:
-        """Open a file for the time of a ``with`` block."""
+        """Open a file, as :meth:`open` does, and close it at the end of a ``with`` block."""
         file = self.open(name, create=create, write=write)
         try:
             yield file
@@ -105,7 +105,6 @@ class Disk:
             self.sync(file)
 
     def size(self, file: int) -> int:
-        """Return the file's size in bytes."""
         return os.fstat(file).st_size
 
     def size_of(self, name: str) -> int:
@@ -114,8 +113,7 @@ class Disk:
             return self.size(file)
 
     def allocate(self, file: int, size: int) -> None:
-        """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. If
-        there is not enough room for all bytes, the file stays as it was."""
+        """Reserve room for the file's first ``size`` bytes, as :func:`fastagg.storage.files.allocate` does."""
         files.allocate(file, size)
 
     def free(self) -> int:
@@ -124,7 +122,6 @@ class Disk:
         return volume.f_bavail * volume.f_frsize
 
     def truncate(self, file: int, size: int) -> None:
-        """Set the file's size."""
         os.ftruncate(file, size)
 
     def write(self, file: int, buffers: Sequence[Bytes], offset: int) -> int:
@@ -141,8 +138,8 @@ class Disk:
         return offset
 
     def read_into(self, file: int, view: memoryview, offset: int) -> int:
-        """Read bytes until the view is full or the file ends. Return their number. Files are never mapped into memory:
-        an unreadable page would then end the process. Here it is an error."""
+        """Read bytes until the view is full or the file ends. Return their number. Files are never mapped into memory,
+        because an unreadable page would then end the process. Here it raises OSError."""
         done = 0
         while done < len(view) and (count := os.preadv(file, [view[done : done + (1 << 30)]], offset + done)):
             done += count
@@ -157,7 +154,7 @@ class Disk:
         return data
 
     def read_tensor(self, file: int, size: int, offset: int) -> Tensor:
-        """Read up to ``size`` bytes into huge pages, because they may be many."""
+        """Read up to ``size`` bytes into a tensor, whose memory may have huge pages."""
         data = memory.empty_bytes(size, recycle=False)
         return data[: self.read_into(file, data.numpy().data, offset)]
 
@@ -167,7 +164,7 @@ class Disk:
             return self.read(file, self.size(file), 0)
 
     def sync(self, file: int) -> None:
-        """Wait until what was written to the file is on the disk."""
+        """Wait until all bytes that were written to the file are on the disk."""
         files.sync(file)
 
     def sync_folder(self, name: str = ".") -> None:
@@ -193,9 +190,9 @@ class Disk:
                 os.rmdir(name, dir_fd=self._here())
 
     def lock(self, name: str) -> bool:
-        """Lock the folder and a file in it until :meth:`unlock`, or until this process ends. Children that it has
-        forked do not keep the lock. Return False if another disk object has the lock."""
-        # The open file always has an owner, even if an interrupt comes: first the file object, then this object.
+        """Lock the folder and a file in it until :meth:`unlock`, or until this process ends. Forked children of this
+        process do not keep the lock. Return False if another disk object has the lock."""
+        # FileIO opens the file itself, so that an interrupt cannot leave an open file without an owner.
         self._lock = io.FileIO(name, "r+", opener=lambda *_: self.open(name, create=True))
         native.log.keep_from_children(self._lock.fileno())
         try:

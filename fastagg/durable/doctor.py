@@ -1,5 +1,5 @@
-"""Reports the contents of a server's folder or file, whether every checksum is right, and what an opening would do.
-This module writes nothing and takes no lock."""
+"""Reports the contents of a server's folder or file, whether every checksum is right, and what :func:`fastagg.open`
+would do with the folder. This module writes nothing and takes no lock. ``fastagg doctor`` calls it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def examine(path: Path, *, replay: bool = False) -> dict[str, Any]:
     """Examine the folder or file at ``path``.
 
     Args:
-        replay: for a folder, also execute all operations of its log on a server in memory, as an opening does.
+        replay: whether to execute the operations of a folder's log on a server in memory, as an opening does.
 
     Returns:
-        Plain data: ``kind`` (``folder`` or ``file``), ``healthy``, ``problems`` (their descriptions), and the contents.
-        For a folder also ``recovery``: what :func:`fastagg.open` would do.
+        Plain data: ``kind`` (``folder`` or ``file``), ``healthy`` (whether there is no problem), ``problems`` (their
+        descriptions), and the contents. For a folder also ``recovery``: what :func:`fastagg.open` would do.
     """
     with named(path):
         if not path.exists():
@@ -65,7 +65,7 @@ def _folder(path: Path, replay: bool) -> dict[str, Any]:
 
 
 def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
-    """:func:`examine` for a folder on ``disk``."""
+    """Examine a folder on ``disk``, as :func:`examine` does."""
     listing, names = contents(disk), disk.names()
     if not (listing.checkpoints or listing.segments or LOCK in names):
         run_files = {"config.toml", "comparison.csv"}.intersection(names)
@@ -116,8 +116,7 @@ def _checkpoints(
 def _log(
     disk: Disk, listing: Contents, oldest: Checkpoint, newest: Checkpoint, replay: bool, problems: list[str]
 ) -> dict[str, Any]:
-    """Report the contents of the log, and what an opening would do with them. An opening reads the log after the newest
-    checkpoint."""
+    """Report the contents of the log, and what an opening would do with the records after the newest checkpoint."""
     walk, verdict, reader = Replay(None, disk, listing), "go on", None
     try:
         if replay:
@@ -147,8 +146,8 @@ def _log(
 
 
 def _check_room(disk: Disk, listing: Contents, newest: Checkpoint, problems: list[str]) -> None:
-    """Report a problem if neither the volume nor the reserved files have room for the next checkpoint. On a full volume
-    such a server would stop."""
+    """Report a problem if the reserved files and the volume's free bytes together are too small for the next
+    checkpoint. A server without this room stops when the volume is full."""
     update = 4 * newest.state["flat"].numel()
     needed = max(0, 2 * update - max((_size(disk, name) for name in listing.rooms), default=0))
     if update > SMALL and not listing.uploads:  # an upload may be using the spare file
@@ -164,23 +163,23 @@ def _check_room(disk: Disk, listing: Contents, newest: Checkpoint, problems: lis
 
 
 def _before(disk: Disk, listing: Contents, oldest: Checkpoint, newest: Checkpoint, problems: list[str]) -> Any:
-    """Read the log from the oldest checkpoint on. An opening needs this part of the log if newer checkpoints are
-    damaged. Report problems before the newest checkpoint. Return the reader, or None."""
+    """Read the log from the oldest checkpoint on, and report problems before the newest checkpoint. An opening needs
+    this part of the log only if newer checkpoints are damaged. Return the reader, or None."""
     only = f"only {checkpoint_name(oldest.sequence)} needs it"
     reader, walk = None, Replay(None, disk, listing)
     try:
         reader = read_log(disk, listing, oldest)
         walk.all(reader)
     except (FastaggError, OSError) as error:
-        if walk.last < newest.sequence:  # later problems are reported by the reading from the newest checkpoint
+        if walk.last < newest.sequence:  # `_log` reports problems after the newest checkpoint
             problems.append(f"{error} ({only})")
         return reader
     return reader
 
 
 def _torn(disk: Disk, listing: Contents, reader: Any) -> str | None:
-    """Return the place of an incomplete record after the last record. None: there is none. A crash leaves such records.
-    They were not acknowledged."""
+    """Return the place of an incomplete record after the last record, or None. A crash may leave such a record, which
+    the server has not acknowledged."""
     if reader is None or not reader.is_torn:
         return None
     segment, place, _ = reader.end
@@ -188,10 +187,10 @@ def _torn(disk: Disk, listing: Contents, reader: Any) -> str | None:
 
 
 def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Server] | None = None) -> Server:
-    """Return a server in memory with a checkpoint's state. ``what``: the caller's name in messages.
+    """Return a server in memory with the state of checkpoint ``newest``. ``what``: the caller's name in messages.
 
     Args:
-        make: makes the server. It is needed for FedEcho, or if the rule is not registered.
+        make: a function that makes the server. Needed only for FedEcho, or if a part is not registered.
     """
     from fastagg.server.loading import server_from
 

@@ -1,7 +1,7 @@
-"""The folder of a server: its checkpoints, its log and its uploads.
+"""Names and reads the files in a server's folder. The folder has these files:
 
-lock                        locked, like the folder, by the process that has it open; contains where a closed log ends
-checkpoint-<sequence>/      a whole state, up to and including this record
+lock                        locked while a process has the folder open; has the number of a closed log's last record
+checkpoint-<sequence>/      the server's state after the record <sequence> of the log
 journal-<number>            segments of the log, in order (docs/log-format.md)
 free-<number>               a file for a future segment; its contents have no meaning
 upload-<number>             an update that arrived in chunks; at most one record of the log refers to it
@@ -32,7 +32,7 @@ from fastagg.storage.pieces import STREAMED, Pieces, stored_pieces
 
 LOCK, SPARE = "lock", "spare"
 PARTIAL = ".partial"
-BLOCK = 4096  # bytes of a segment's head
+BLOCK = 4096  # bytes of the head of a log's segment
 _ALL = (1 << 64) - 1
 _DIGITS = {"checkpoint": 20, "journal": 12, "free": 12, "upload": 12, "reserve": 12, "room": 12}
 _NAME = re.compile(r"([a-z]+)-(\d+)")
@@ -49,19 +49,19 @@ checkpoint_name, upload_name, reserve_name, room_name = (
 
 
 class Contents(NamedTuple):
-    """The contents of a folder, by the names of its files."""
+    """The files of a folder, by kind."""
 
     checkpoints: list[int]  # the checkpoints' sequence numbers, oldest first
     segments: dict[int, str]  # number -> name, in order
-    free: list[str]
-    uploads: dict[int, str]
+    free: list[str]  # names, as in the lists below
+    uploads: dict[int, str]  # number -> name
     reserves: list[str]
     rooms: list[str]
     leftovers: list[str]
 
 
 def contents(disk: Disk) -> Contents:
-    """List a folder's contents. Writes nothing."""
+    """Return the files of a folder, by kind."""
     names, kinds = disk.names(), {kind: dict[int, str]() for kind in _DIGITS}
     for match in filter(None, map(_NAME.fullmatch, names)):
         if len(match[2]) == _DIGITS.get(match[1]):
@@ -76,7 +76,7 @@ class Checkpoint(NamedTuple):
 
     sequence: int
     state: State
-    made: Plain  # the settings that the folder was begun with
+    made: Plain  # the settings with which the folder was made
     folder_id: int  # the folder's random number
     digest: bytes  # the digest of the log's records up to the checkpoint (csrc/log/segment.h)
     log_end: int  # when the checkpoint was written, the log had at least the records up to this number
@@ -86,7 +86,7 @@ class Checkpoint(NamedTuple):
 
 
 def is_gone(disk: Disk, sequence: int) -> bool:
-    """Whether a checkpoint that was listed is gone. A running server writes newer checkpoints over older ones."""
+    """Return whether a checkpoint no longer exists. A running server writes newer checkpoints over older ones."""
     return checkpoint_name(sequence) not in disk.names()
 
 
@@ -122,14 +122,14 @@ def free_name(name: str) -> str:
 
 
 def say_end(disk: Disk, sequence: int) -> None:
-    """Write to the lock file that records up to ``sequence`` are on the disk. A later process that finds fewer records
-    then knows that some are lost. Errors of the disk are ignored, because the records themselves are written."""
+    """Write to the lock file that all records up to ``sequence`` are on the disk. If a later process finds fewer
+    records, it knows that some are lost. Errors of the disk are ignored, because the records are already written."""
     with contextlib.suppress(OSError):
         disk.put(LOCK, [struct.pack("<QQ", sequence, sequence ^ _ALL)])
 
 
 def said_end(disk: Disk) -> int:
-    """Return the last record that was on the disk when a server was last closed. 0: not known."""
+    """Return the number of the last record on the disk when the server was last closed. 0: the number is not known."""
     if LOCK not in disk.names():
         return 0
     data = disk.read_of(LOCK)
@@ -151,7 +151,7 @@ def read_log(disk: Disk, listing: Contents, after: Checkpoint) -> Native:
 
 
 def read_upload(disk: Disk, listing: Contents, streamed: tuple[int, int, int, int]) -> Pieces:
-    """Return the update in an upload's file. ``streamed``: the number, bytes, checksum and type in the record."""
+    """Return the update in an upload's file. ``streamed``: the upload's number, bytes, checksum and type."""
     number, nbytes, crc, code = streamed
     name = listing.uploads.get(number)
     if name is None:

@@ -1,13 +1,15 @@
 """Keeps a server's folder in order. A thread writes the checkpoints, and removes the files that no recovery needs.
 
-On a full volume the server goes on by itself. While there is room, the files of the next checkpoint are made: its
-folder (``reserve-N/``), a segment for the answers that still wait for the log (``room-N``; the answers never need
-more), and a file for an upload (``spare``). So a checkpoint needs no new block or inode. The oldest checkpoint then
-becomes the next reserve, its log's segments the next rooms, and its last upload the next spare file. If the folder's
-own blocks are full, a new name may need some blocks (64 on XFS): a room gives them, and no upload may take them
-meanwhile. No file is begun that cannot be finished. A file that gets only some of its blocks gives them back.
-If the state has grown by more than a quarter of ``SLACK`` since the last checkpoint, the next one needs new blocks.
-The log, its free segments and uploads have at most ``keep + 1`` times ``every`` bytes.
+On a full volume the server keeps running, because of these rules:
+
+1. While there is room, the files of the next checkpoint are made in advance: its folder (the *reserve*,
+   ``reserve-N/``), a file of the log for all answers that may wait for the log (a *room*, ``room-N``), and a file for
+   an upload (``spare``). So a checkpoint needs no new block or inode. If the state has grown by more than ``slack / 4``
+   bytes since the last checkpoint, the next checkpoint does need new blocks.
+2. Later, the oldest checkpoint becomes the next reserve, its log's segments become rooms, its last upload the spare.
+3. A new name may need blocks for the folder (64 on XFS). A room gives up some blocks then. No upload may take them.
+4. No file is begun that cannot be finished. A file that gets only some of its blocks gives them back.
+5. The log, its free segments and the uploads have at most ``keep + 1`` times ``every`` bytes.
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ from fastagg.server.engine import Runtime, ServerParts
 from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
-SLACK = 1 << 20  # bytes of the log's room besides two updates
+SLACK = 1 << 20  # bytes of a room, besides the bytes of two updates
 _AGAIN = 0.05  # seconds after which the thread tries again, if there was no memory
-_PATIENCE = 1.5  # seconds that a failed log gets to go on, after it was given room
+_PATIENCE = 1.5  # seconds in which a failed log must recover, after it got a room
 _log = logging.getLogger("fastagg")
 
 
 class Latch:
-    """A flag that is set once. Threads can wait for it. A waiting thread holds no lock, as it briefly does with
-    ``threading.Event``: if a signal handler ran at that moment and waited for the thread that sets the flag, it would
-    wait for ever."""
+    """A flag that is set once. Threads can wait for it without holding a shared lock. A thread that waits for a
+    ``threading.Event`` holds the event's lock for a moment. A signal handler that interrupts the thread in this moment,
+    and waits for the thread that sets the event, would wait for ever."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -53,10 +55,10 @@ class Latch:
 
     def set(self) -> None:
         self._is_set = True
-        try:  # this allocates no memory, so the waiting threads wake even if there is none
+        try:  # this allocates no memory, so the waiting threads wake even if no memory is left
             while self._waiting:
                 self._waiting.pop().release()
-        except IndexError:  # another thread called this, too, and took the last lock
+        except IndexError:  # another thread called `set`, too, and took the last lock
             pass
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -69,7 +71,7 @@ class Latch:
 
 @dataclass(eq=False)
 class _Request:
-    """A call of `checkpoint` that waits for the thread."""
+    """A call of `Keeper.checkpoint` that waits for the keeper's thread."""
 
     done: Latch = field(default_factory=Latch)
     written: int | None = None
@@ -77,18 +79,19 @@ class _Request:
 
 
 class Keeper:
-    """The checkpoints of one folder.
+    """Writes the checkpoints of one folder, in a thread, and removes files that no recovery needs.
 
     Args:
-        made: the settings that the folder was begun with.
+        made: the settings with which the folder was made.
         folder_id: the folder's random number.
         kept: sequence numbers of the folder's checkpoints, oldest first.
-        keep: how many checkpoints stay.
+        keep: the number of checkpoints that are kept.
         every: bytes of the log and of uploads after which a checkpoint is written.
-        slack: bytes that the log's room has besides two updates. A checkpoint's files have a quarter of ``slack``.
+        slack: bytes of a room, besides the bytes of two updates. Each file of a checkpoint has about ``slack / 4``
+            spare bytes, if there is room.
 
     Attributes:
-        room: bytes that are kept for answers that wait for the log.
+        room: bytes of a room, a multiple of a block's bytes.
     """
 
     def __init__(
@@ -98,11 +101,11 @@ class Keeper:
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
         self.made, self.folder_id = made, folder_id
         self.kept, self.keep, self.every = kept, keep, every
-        self.history = 0  # how many of the oldest checkpoints are never removed, nor the log after them
+        self.history = 0  # how many of the oldest checkpoints are never removed; the log after them stays, too
         self.journal: Any = None
         self._due = every
         self._requests: deque[_Request] = deque()
-        # Whether the disk refused an upload, and the earliest time of a checkpoint that is written because of it.
+        # Whether the disk refused an upload, and the earliest time of a checkpoint that is written because of this.
         self._full, self._again = False, 0.0
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -128,8 +131,8 @@ class Keeper:
             raise OSError(errno.EAGAIN, f"the system refuses a thread: {error}") from error
 
     def wait(self, sequence: int) -> None:
-        """Wait until the record is on the disk: only then may a checkpoint that includes the record be used. If the log
-        has no room, it gets a room."""
+        """Wait until the record is on the disk. A checkpoint that includes the record may be used only then. If the log
+        failed because the volume is full, give it a room."""
         for _ in range(2):
             if self.journal.failure:
                 self._help_log()
@@ -144,14 +147,14 @@ class Keeper:
         return sorted(rooms, key=self.disk.size_of)
 
     def _help_log(self) -> None:
-        if self._lent.intersection(self.disk.names()):  # the log has a room, but no blocks to rename it
+        if self._lent.intersection(self.disk.names()):  # the log got a room, but a full folder prevents its renaming
             self._free_blocks()
         elif rooms := self._rooms():
             self._lent.add(rooms[-1])
             self.journal.reuse(rooms[-1])
 
     def _free_blocks(self) -> bool:
-        """Take some blocks from a room. A folder whose own blocks are full needs them for another name. Return whether
+        """Free some blocks of a room. A folder whose own blocks are full needs them for another name. Return whether
         the room had any blocks."""
         self.uploads.is_full = True
         for name in self._rooms()[-1:]:
@@ -172,8 +175,8 @@ class Keeper:
                     raise
 
     def checkpoint(self) -> int:
-        """Let the thread write a checkpoint, wait for it, and return its number. The caller holds no lock meanwhile, so
-        other calls go on, and a signal handler that interrupts this method may call it, too."""
+        """Let the thread write a checkpoint, wait for the checkpoint, and return its number. The caller holds no lock
+        meanwhile. So other calls continue, and a signal handler that interrupts this method may call it, too."""
         self.refuse_with_lock("checkpoint()")
         request = _Request()
         self._requests.append(request)
@@ -187,7 +190,7 @@ class Keeper:
         return request.written
 
     def full(self) -> None:
-        """Note that the disk refused an upload. The thread then writes a checkpoint, because it may free some room."""
+        """Note that the disk refused an upload. The thread then writes a checkpoint, which may free some room."""
         self._full = True
         self.journal.nudge()
 
@@ -195,7 +198,8 @@ class Keeper:
         """Refuse a call that would wait for the thread, if the thread could wait for the caller.
 
         Raises:
-            Reentered: the caller is in the middle of a step. ConfigError: the process is a fork of the server's.
+            Reentered: the caller is in the middle of a step.
+            ConfigError: this process is a fork of the server's process.
         """
         engine = self.running.engine
         if engine.holds_lock:
@@ -207,8 +211,8 @@ class Keeper:
             pass
 
     def close(self, seconds: float | None = None) -> bool:
-        """End the thread, and wait for its end no longer than ``seconds``. A checkpoint that the thread is writing is
-        given up. Return whether the thread has ended."""
+        """End the thread, and wait for its end at most ``seconds`` (None: any time). A checkpoint that the thread is
+        writing is given up. Return whether the thread has ended."""
         self._closing = True
         if self._thread is None or not self._thread.is_alive():
             return True
@@ -225,8 +229,8 @@ class Keeper:
                 pass
 
     def _safely(self, work: Callable[[], bool]) -> bool:
-        """Return what ``work`` returns. Without memory, return True later, so that the caller runs ``work`` again. The
-        requests are still in the queue then."""
+        """Call ``work`` and return its result. If there is no memory, wait and return True, so that the caller calls
+        ``work`` again. The requests are still in the queue then."""
         try:
             return work()
         except MemoryError:
@@ -235,8 +239,8 @@ class Keeper:
             return True
 
     def _round(self) -> bool:
-        """Wait until a checkpoint is due or requested, and write it. Return whether more may come. This is a method of
-        its own because a request's error holds the caller's frames, and so the server: no local may outlive a round."""
+        """Wait until a checkpoint is due or requested, and write it. Return whether more may come. A request's error
+        refers to the caller's frames and so to the server, so no local variable may outlive this method."""
         self.journal.wait_written(self._due)
         requests = list(self._requests)
         if not self._closing and (requests or self._is_due()):
@@ -257,10 +261,10 @@ class Keeper:
         except Exception as error:  # the waiting callers must get the error
             failed = CheckpointError(f"{self.disk.path}: the checkpoint could not be written: {error!r:.200}")
         if failed is not None:
-            self._due = self.every + self.journal.written  # the next attempt
+            self._due = self.every + self.journal.written  # when the next attempt is due
             if not requests and not self._closing:
                 _log.warning("checkpoint failed: %s", failed)
-        # A second after now, and as long again as this attempt took: a full disk must not keep the thread busy.
+        # The next attempt waits a second plus the time of this attempt: a full disk must not keep the thread busy.
         self._again = 2 * time.monotonic() - start + 1.0
         for request in requests:
             request.written, request.error = written, failed
@@ -296,7 +300,7 @@ class Keeper:
                 uploads = {"uploads": self.uploads.recorded(numbers[0]), "next_upload": self.uploads.next()}
         if is_written:
             if self._wrong or self.uploads.is_full:
-                self.clear()  # `clear` failed after this checkpoint, because the volume was full
+                self.clear()  # the call of `clear` after this checkpoint failed, because the volume was full
             return int(sequence)
         name = checkpoint_name(sequence)
         more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, **uploads}
@@ -311,10 +315,10 @@ class Keeper:
 
         try:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):
-                self.disk.sync_folder()  # the reserve was an older checkpoint, which must not come back
+                self.disk.sync_folder()  # a power loss must not bring back the reserve's old name, a checkpoint's
                 reserve = next(iter(contents(self.disk).reserves), reserve_name(next(self._numbers)))
                 nbytes = snapshot.write(self.disk, reserve, more, self.slack // 4, described, self.go_on)
-                self.disk.remove(name)  # may be left of an attempt that failed after the rename
+                self.disk.remove(name)  # an attempt that failed after the rename may have left a folder
                 self._rename(reserve, name)
                 self.disk.sync_folder()
             self._due = written + self.every
@@ -329,7 +333,7 @@ class Keeper:
         return int(sequence)
 
     def go_on(self) -> None:
-        """Raise an error that ends the writing of a checkpoint, if the server is closed."""
+        """Raise CheckpointError if the server is closed. The writing of a checkpoint calls this now and then."""
         if self._closing:
             raise CheckpointError(f"{self.disk.path}: this server is closed; the checkpoint was given up")
 
@@ -349,7 +353,7 @@ class Keeper:
                 # The next checkpoint will use the blocks of the old one.
                 self._rename(checkpoint_name(old), reserve_name(next(self._numbers)))
                 self.kept.remove(old)
-            self.disk.sync_folder()  # else a checkpoint could come back after a power loss, but without its log
+            self.disk.sync_folder()  # else a power loss could bring back a checkpoint whose log is removed
             freed += self.journal.release(self.kept[0])
             freed += iter(self.journal.give_up, "")
             listing = contents(self.disk)  # before `needed`: an upload counts as open before it has a file
@@ -361,7 +365,7 @@ class Keeper:
             self._keep_spare()
             self._shrink(freed)
             self.uploads.is_full = False
-        except OSError as error:  # the next checkpoint calls this again
+        except OSError as error:  # the next checkpoint calls `clear` again
             wrong = str(error)
         finally:
             for name in freed:
@@ -371,12 +375,12 @@ class Keeper:
         self._wrong = wrong
 
     def _keep_room(self, listing: Contents, freed: list[str]) -> None:
-        """Keep room for as many checkpoints as may be written before one is removed, and a room of the log for each.
-        After ``keep`` further checkpoints a log's segments are no longer needed, and become rooms again."""
+        """Keep reserves for as many checkpoints as may be written before one is removed, and ``keep + 1`` rooms. After
+        ``keep`` further checkpoints a segment of the log is no longer needed, and becomes a room again."""
         limit = self.keep + self.history + 1 - len(self.kept)
         sizes = trees.used(self.disk, checkpoint_name(self.kept[-1]))
         reserves = listing.reserves + [reserve_name(next(self._numbers)) for _ in range(limit - len(listing.reserves))]
-        self._lent.difference_update(freed)  # the log did not use these
+        self._lent.difference_update(freed)  # the log gave these rooms back
         rooms = [name for name in listing.rooms if name not in self._lent]
         freed[:] = [name for name in freed if name not in rooms]
         for name in reserves[limit:] + rooms[self.keep + 1 :]:
@@ -403,7 +407,7 @@ class Keeper:
                 self.disk.truncate(file, self.room)
 
     def _keep_spare(self) -> None:
-        """Keep room for an upload. On a full volume, the upload that used the room gives it back."""
+        """Keep a spare file. On a full volume an upload takes it, and later its file becomes the spare file again."""
         if not self.uploads.spare or folder.SPARE in self.disk.names():
             return
         with contextlib.suppress(OSError), self.disk.opened(folder.SPARE + folder.PARTIAL, create=True) as file:

@@ -1,7 +1,7 @@
-"""The log of a server: every change of the server is recorded, and an answer is acknowledged when its record is on the
-disk.
+"""The log of a server with a folder. It has a record of every change of the server. By default an answer is
+acknowledged when its record is on the disk.
 
-The engine makes the records (csrc/log). This module has the log's other operations: checkpoints and uploads.
+The engine makes the records (csrc/log). A server calls this module for checkpoints, uploads, waiting and closing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastagg.server.dispatch import Client, Receipt
 from fastagg.server.server import Durability
 from fastagg.server.uploads import HeldUpload, Refusing, Upload
 
-# The most bytes of an upload that waits in memory and is written to the log. A file would cost two syncs and a name.
+# An upload of at most this many bytes waits in memory and is written to the log. A file would need two more syncs.
 SMALL = 256 << 10
 
 
@@ -36,7 +36,7 @@ class Log:
 
     Attributes:
         folder: the folder's path.
-        durability: which answers wait for the disk: none, those that make a step, or all.
+        durability: the answers that wait for the disk: ``none``, those that make a ``step``, or all (``arrival``).
     """
 
     def __init__(self, disk: Disk, journal: Native, keeper: Keeper, uploads: Uploads, durability: Durability) -> None:
@@ -79,8 +79,8 @@ class Log:
         self, size: int, dtype: torch.dtype | None, encoded: int | None, task: tuple[Client, int],
         finish: Callable[..., Receipt], refusing: Refusing,
     ) -> Upload:  # fmt: skip
-        """Return a new upload for a task's update that will arrive in chunks. ``finish`` gets the update, and the blob
-        of its file if it has one."""
+        """Return a new upload for a task's update that will arrive in chunks. ``finish`` is called with the complete
+        update. If the upload has a file, the second argument is the file's description for the log (a native Blob)."""
         self.journal.check()
         nbytes = size * getattr(dtype or torch.float32, "itemsize", 1) if encoded is None else encoded
         if nbytes <= SMALL:
@@ -88,8 +88,8 @@ class Log:
         return StoredUpload(size, dtype, finish, refusing, encoded, self._disk, self._uploads, task)
 
     def close(self, seconds: float | None = None) -> None:
-        """Write the waiting records, then close and unlock the folder. Wait no longer than ``seconds`` for each of the
-        two threads. Every part of this may run twice, so a signal handler that interrupts this method may call it."""
+        """Write the waiting records, then close and unlock the folder. Wait at most ``seconds`` for each of the two
+        threads (None: any time). A signal handler that interrupts this method may call it: every part may run twice."""
         if not self._is_open or os.getpid() != self._process:  # a forked process has neither the threads nor the lock
             return
         if seconds is None:

@@ -1,4 +1,4 @@
-"""Opens a server's folder. The server is new, or continues from the state at the end of the previous process."""
+"""Opens a server's folder (``fastagg.open``). The server is new, or continues from the state in the folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fastagg.server.watching import ServerWatch, watch_of
 SEGMENT, _SMALL = 64 << 20, 256 << 10  # the most and the fewest bytes of a full-size segment of the log
 _PENDING = 256 << 20  # the most bytes of answers that may wait for the log. Further answers wait before their step.
 _CHUNK = 16 << 20  # bytes that are read at a time
-_SLOW = 1.0  # an answer that takes so many seconds is reported
+_SLOW = 1.0  # an answer that takes at least so many seconds is logged
 _log = logging.getLogger("fastagg")
 
 
@@ -42,22 +42,21 @@ def open(
     checkpoint_every: int = EVERY,
     keep_history: bool = False,
 ) -> Server:
-    """Return the server of the folder ``path``. If the folder is empty, this is the new server that ``make`` makes.
-    Otherwise the server is restored bit for bit from its last checkpoint and all later records of its log.
+    """Return the server of the folder ``path``. If the folder is empty, ``make`` makes a new server. Otherwise the
+    server is restored bit for bit from the folder's last checkpoint and all later records of its log.
 
     Args:
         path: the folder. It is created if it does not exist.
-        make: a function that makes the server. Its settings must be those with which the folder was made. Limits of
-            tasks (``lease``, ``max_delay``, ``max_open_per_client``, ``max_clients``) may change from one opening to
-            the next.
-        durability: when ``receive`` returns. ``arrival``: when its update is on the disk. ``step``: an update that
-            makes a step waits until it and all earlier updates are on the disk, other updates do not wait. ``none``: no
-            update waits, and a crash loses the updates of the last fraction of a second. With every setting, a large
-            update in chunks (``receiving``) is on the disk before its step. ``receipt.durable`` tells whether an update
-            is on the disk. ``server.flush()`` waits for the disk.
-        keep: how many checkpoints are kept. The log is kept from the oldest of these on.
+        make: a function that makes the server. The server's settings must be those with which the folder was made. Only
+            limits of tasks (``lease``, ``max_delay``, ``max_open_per_client``, ``max_clients``) may differ.
+        durability: when ``receive`` returns. ``arrival``: after its update is on the disk. ``step``: after this and all
+            earlier updates are on the disk, if this update makes a step, and otherwise at once. ``none``: at once, so a
+            crash loses the updates of the last fraction of a second. With every setting, a large update in chunks
+            (``receiving``) is on the disk before its step. ``receipt.durable`` tells whether an update is on the disk.
+            ``server.flush()`` waits for the disk.
+        keep: the number of checkpoints that are kept. The log is kept from the oldest of these on.
         checkpoint_every: the bytes of log and uploads after which a checkpoint is written in the background.
-        keep_history: also keep the folder's first checkpoint and all of the log, for :func:`fastagg.audit`.
+        keep_history: whether to keep the folder's first checkpoint and all of the log, too, for :func:`fastagg.audit`.
 
     Raises:
         Busy: another process, or another server of this process, has the folder open.
@@ -96,10 +95,10 @@ def open_on(
     disk: Disk, make: Callable[[], Server], durability: Durability, *, keep: int = 2, checkpoint_every: int = EVERY,
     segment: int = SEGMENT, keep_history: bool = False,
 ) -> Server:  # fmt: skip
-    """:func:`open` for a folder on ``disk``.
+    """Open a folder on ``disk``, as :func:`open` does.
 
     Args:
-        segment: the bytes of the largest segment of the log.
+        segment: the most bytes of a segment of the log.
     """
     _checks.whole("keep", keep, least=1)
     _checks.whole("checkpoint_every", checkpoint_every, least=1)
@@ -116,7 +115,7 @@ def open_on(
             "segment_bytes": min(segment, max(_SMALL, checkpoint_every // 16)),
             "pending_bytes": min(_PENDING, keeper.room // 2),
         }
-        with named(disk.path):  # the system may refuse a thread
+        with named(disk.path):  # the system may refuse to start a thread
             journal = native.log.Journal(disk, {"folder": str(disk.path), **start})
             journal.mode = durability
             if server.max_waiting is not None:
@@ -126,7 +125,7 @@ def open_on(
         watch = watch_of(server) or ServerWatch()  # `make` may have called `fastagg.watch`
         server._attach(log, watch)
         watch.begin(server, min(watch.slow, _SLOW))
-        # The next versions may have the numbers of versions that the last process made but did not write.
+        # A new incarnation begins, because new versions may get the numbers of versions that the last process lost.
         if not is_new:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
         weakref.finalize(server, log.close, 5.0)  # waits for at most 5 seconds
@@ -161,7 +160,7 @@ def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _
     for name in unused:
         disk.rename(name, free_name(name))
     start["free"] = [*listing.free, *map(free_name, unused)]
-    # The renames must be on the disk before the log continues: a segment that no mark names must not come back.
+    # The renames must be on the disk before the log continues, so that a power loss brings no unused segment back.
     disk.sync_folder()
     _tidy(disk, listing, recovery)
     last_upload = max((*listing.uploads, *recovery.uploads, recovery.checkpoint.next_upload))
@@ -207,12 +206,12 @@ def _made(make: Callable[[], Server]) -> Server:
 
 
 def _start(disk: Disk, listing: Contents, recovery: Recovery) -> Plain:
-    """Return where the log continues, and which of its files are needed."""
+    """Return the journal's arguments: where the log continues, and which of its files are needed."""
     oldest = next(sequence for sequence in listing.checkpoints if sequence not in recovery.damaged)
     reader = recovery.reader
     last, place, tail = reader.end
     segments = reader.segments[: last + 1]  # (number, first record)
-    next_firsts = [first for _, first in segments[1:]] + [2**63]  # the first record of the next segment
+    next_firsts = [first for _, first in segments[1:]] + [2**63]  # for each segment, the first record of the next one
     busy = [(listing.segments[number], first) for (number, first), end in zip(segments, next_firsts, strict=False)
             if end > oldest + 1]  # fmt: skip
     names = {name for name, _ in busy}
@@ -229,15 +228,16 @@ def _start(disk: Disk, listing: Contents, recovery: Recovery) -> Plain:
 
 
 def _unused(listing: Contents, start: Plain) -> list[str]:
-    """Return the names of segments that no checkpoint needs any more, or that have no record."""
+    """Return the names of segments that no checkpoint needs, or that have no record."""
     numbers = [number for number, name in listing.segments.items() if name in dict(start["busy"])]
     last = max(numbers, default=0)
     return [name for number, name in listing.segments.items() if not numbers or not numbers[0] <= number <= last]
 
 
 def _make_durable(disk: Disk, names: set[str], tails: dict[str, tuple[int, int]]) -> None:
-    """Sync the files that a killed process has written, because they may be in memory only. ``tails`` are written again
-    first, with the same bytes at the same place: if their sync failed, the system takes them for written."""
+    """Sync the files that a killed process has written, because their bytes may be in memory only. The bytes of
+    ``tails`` are first written again, at the same place: after a failed sync, the system may regard them as written,
+    and another sync would not write them."""
     for name in names:
         at, end = tails.get(name, (0, 0))
         with disk.opened(name) as file:

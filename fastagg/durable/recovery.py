@@ -23,11 +23,11 @@ from fastagg.server.server import Server
 from fastagg.server.settings import FREE
 from fastagg.storage.files import OtherFormat
 
-KEY, _KEY_BYTES = "noise-key", 32  # the name and the bytes of a file that only its owner may read
+KEY, _KEY_BYTES = "noise-key", 32  # the file with a private server's key: its name, and its size in bytes
 
 
 class Recovery(NamedTuple):
-    """The result of a recovery."""
+    """The result of :func:`recover`."""
 
     server: Server
     reader: Native  # the log's reader, at the end of the log
@@ -39,11 +39,12 @@ class Recovery(NamedTuple):
 
 
 def recover(disk: Disk, listing: Contents, make: Callable[[], Server]) -> Recovery:
-    """Return a server of ``make`` with the folder's state, without limits of tasks.
+    """Return a server of ``make`` with the folder's state. The server has no limits of tasks yet.
 
     Raises:
-        CheckpointError: the folder is damaged. OSError: the system refuses to read or write something.
-            ConfigError: ``make`` makes a server that differs from the folder's.
+        CheckpointError: the folder is damaged.
+        OSError: the system refuses to read or write a file.
+        ConfigError: ``make`` makes a server with other settings than the folder's.
     """
     checkpoint, damaged = newest(disk, listing)
     reader = read_log(disk, listing, checkpoint)
@@ -84,19 +85,19 @@ def newest(disk: Disk, listing: Contents) -> tuple[Checkpoint, list[int]]:
 
 
 def load_into(server: Server, state: State) -> None:
-    """Load a checkpoint's state into a server, and remove its limits of tasks, so that the log can be executed."""
+    """Load a checkpoint's state into a server, and remove the server's limits of tasks, before the log is executed."""
     if "lr" in state["config"]["optimizer"]:
         server.lr = state["config"]["optimizer"]["lr"]
     server.load_state_dict(state)
-    # The incarnation is that of the state until a record of the log begins another one.
+    # The server has the state's incarnation until a record of the log begins another incarnation.
     server._engine.begin_incarnation(int(state["version"]) + 1, int(state["lives"][-1][1]))
-    # The log also tells which tasks ended, so limits must not end any.
+    # The log records which tasks ended, so limits must not end tasks during the replay.
     engine.limit(server._engine, None)
 
 
 def made_for(disk: Disk, checkpoint: Checkpoint, make: Callable[[], Server]) -> Server:
-    """Return a new server into which a checkpoint's state can be loaded. ConfigError: the server of ``make`` has other
-    settings."""
+    """Return a new server of ``make``, into which a checkpoint's state can be loaded. ConfigError: the new server has
+    other settings than the checkpoint."""
     server = make()
     check_made(disk, checkpoint.made, made_of(server))
     take_key(disk, server, checkpoint.state)
@@ -104,7 +105,7 @@ def made_for(disk: Disk, checkpoint: Checkpoint, make: Callable[[], Server]) -> 
 
 
 def made_of(server: Server) -> Plain:
-    """Return the settings that a folder's server must keep, as JSON has them."""
+    """Return the settings that must not change from one opening of a folder to the next, as JSON data."""
     config = {key: value for key, value in server.config().items() if key not in FREE}
     settings: Plain = json.loads(json.dumps(config, default=lambda other: type(other).__name__))
     return {**settings, "size": server.layout.size}
@@ -121,7 +122,7 @@ def check_made(disk: Disk, old: Plain, new: Plain) -> None:
 
 
 def no_server(value: object) -> ConfigError:
-    """Return the error for a ``make`` that does not make a server. ``value``: ``make``, or the object that it
+    """Return the error for a ``make`` that does not make a server. ``value``: ``make``, or the object that ``make``
     returned."""
     do = "write fastagg.open(path, lambda: fastagg.FedBuff(model))"
     return ConfigError(_checks.wrong("make", "a function that returns a fastagg.Server", value, do))
@@ -131,11 +132,11 @@ class Replay:
     """Executes the operations of a log again, or only reads the operations and their uploads.
 
     Attributes:
-        server: the server that executes the operations. None: they are only read.
-        counts: the number of operations of each kind.
-        uploads: an upload's number -> the number of the record that refers to it.
+        server: the server that executes the operations. None: the operations are only read.
+        counts: the number of operations of each kind so far.
+        uploads: an upload's number -> the number of the record that refers to the upload.
         streamed: the bytes of these uploads.
-        last: the number of the last undamaged record.
+        last: the number of the last record that was executed or read.
     """
 
     def __init__(self, server: Any, disk: Disk, listing: Contents) -> None:
@@ -148,8 +149,8 @@ class Replay:
         """Execute all operations that a reader returns.
 
         Raises:
-            CheckpointError: a record is damaged, cannot be executed, or would have another outcome than before.
-            OSError: the system refuses to read or write something.
+            CheckpointError: a record is damaged, cannot be executed, or has another outcome than the recorded one.
+            OSError: the system refuses to read or write a file.
         """
         while (record := reader.next()) is not None:
             self.one(record)
@@ -175,9 +176,8 @@ class Replay:
         self.last = record.sequence
 
 
-# When a log is executed again, the noise must be the same, so a private server's key must outlive the process. No
-# checkpoint and no record contains the key, because these may be copied and sent: with the key, the noise could be
-# removed from the model.
+# When a log is executed again, the noise must be the same. So the folder has a private server's key. No checkpoint and
+# no record has the key, because these may be sent to others, who could remove the noise from the model with the key.
 
 
 def key_of(disk: Disk) -> NoiseKey | None:
@@ -192,8 +192,8 @@ def key_of(disk: Disk) -> NoiseKey | None:
 
 
 def take_key(disk: Disk, server: Server, state: State | None) -> None:
-    """Let a server draw its noise with the folder's key. ``state``: the state of the folder's checkpoint. None: there
-    is no checkpoint. Then a folder without a key gets the server's own key."""
+    """Let a private server draw its noise with the folder's key. ``state``: the state of the folder's checkpoint. None:
+    there is no checkpoint. In this case a folder without a key gets the server's own key."""
     if getattr(server.direction, "privacy", None) is None:
         return
     key = key_of(disk)

@@ -1,4 +1,4 @@
-"""Copies the readable records of a damaged folder to a new folder."""
+"""Makes a new folder from the readable records of a damaged folder. ``fastagg doctor --salvage`` calls this."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from fastagg.server.server import Server
 def salvage(
     path: str | os.PathLike[str], to: str | os.PathLike[str], *, make: Callable[[], Server] | None = None
 ) -> Plain:
-    """Make a new folder ``to`` from the readable records of a damaged folder, which does not change. The new server
-    gets the state up to the first record that is damaged or cannot be executed. Then it gets the readable answers after
-    that record. For each answer a new task is dispatched, so the answer counts without delay, with weight 1, and may
-    have another outcome than before. If the answer's own task was dispatched before the damage, that task ends.
+    """Make a new folder ``to`` from the readable records of a damaged folder. The damaged folder does not change.
+
+    The new server gets the state before the first record that is damaged or cannot be executed. Then it gets the
+    readable answers after that record. For each answer a new task is dispatched. So the answer counts without delay,
+    with weight 1, and may have another outcome than before. The answer's old task ends, if the new server knows it.
 
     Args:
-        make: makes the server. It is needed for FedEcho, or if the rule is not registered.
+        make: a function that makes the server. Needed only for FedEcho, or if a part is not registered.
 
     Returns:
         Plain data: ``problem`` (why the log ended, or None), ``last`` (the last record before the problem), ``taken``
@@ -42,12 +43,13 @@ def salvage(
         listing = contents(disk)
         begin, _ = newest(disk, listing)
         server = server_of(disk, begin, "salvage", make)
-        problem, last = _replayed(server, disk, listing, begin)  # no limits: new tasks end at once
+        problem, last = _replayed(server, disk, listing, begin)
         if getattr(server.direction, "privacy", None) is not None:
-            # A new key, because later answers may make the same versions from other updates.
+            # The new folder gets a new key: from here on, versions with the same numbers have other updates, and two
+            # models must not have the same noise.
             server._draw_with(NoiseKey(os.urandom(32)))
         taken, refused, rate = 0, [], server.lr
-        server.lr = begin.made["optimizer"].get("lr", rate)  # the new folder has the old settings
+        server.lr = begin.made["optimizer"].get("lr", rate)  # the new folder records the old folder's settings
         with opening.open(to, lambda: server, "none") as new:
             if server.lr != rate:
                 new.lr = rate
@@ -64,7 +66,7 @@ def salvage(
 
 
 def _replayed(server: Server, disk: Disk, listing: Contents, begin: Checkpoint) -> tuple[str | None, int]:
-    """Execute the log up to its end or its first problem. Return the problem, or None, and the last record's number."""
+    """Execute the log up to its end or its first problem. Return the problem (or None) and the last record's number."""
     reader: Native = None
     try:
         reader = read_log(disk, listing, begin)
@@ -94,7 +96,7 @@ def _given_again(new: Server, disk: Disk, listing: Contents, record: Native) -> 
     if operation.kind != "answer":
         return False
     update = None if operation.streamed is None else read_upload(disk, listing, operation.streamed)
-    if operation.version != new.version:  # the answer's own task, if the server knows it, ends
+    if operation.version != new.version:  # end the answer's own task, if the server knows it
         with suppress(UnknownClient, UnknownVersion):
             new.forget(operation.client, operation.version)
     task = new.dispatch(operation.client)

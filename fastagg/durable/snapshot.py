@@ -1,8 +1,8 @@
-"""A checkpoint that is written while the server goes on.
+"""Writes a checkpoint while the server keeps running. Only durable/keeper.py uses it.
 
-With the lock held the version is kept by reference, as it never changes; moments and sums are copied, O(d); the rows
-of a client cache are not. Then all that is written, and the rows one by one. A row that changes before it is written is
-copied first (csrc/store/row_cut.h).
+A snapshot is made with the server's lock held. The model's version is only referred to, because it never changes.
+Moments and sums are copied, which takes O(d). The rows of a client cache are not copied. The files are written without
+the lock. A row that changes before it is written is copied first (csrc/store/row_cut.h).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _ROWS = "direction.cache.data", "direction.cache.scales"
 
 
 class Snapshot:
-    """A server's state at one moment. It is made with the lock held, and needs :meth:`close` at the end.
+    """A server's state at one moment. The caller makes it with the lock held, and calls :meth:`close` at the end.
 
     Args:
-        alone: nobody has the server yet, so nothing is copied.
+        alone: whether no other thread has the server yet. Then moments and sums are not copied.
 
     Attributes:
-        state: plain data and tensors; those of rows are missing.
+        state: the state as plain data and tensors, without the tensors of a client cache's rows.
     """
 
     def __init__(self, parts: ServerParts, running: Runtime, alone: bool = False) -> None:
         self.running = running
         state = engine.whole(parts, running, rows=False)
-        state["flat"] = running.engine.flat  # the next step does not write over this version
+        state["flat"] = running.engine.flat  # this reference keeps the next step from writing over the version
         for part in () if alone else ("moments", "direction"):
             state[part] = checkpoint.cloned(state[part])
         self.state = state
@@ -50,7 +50,7 @@ class Snapshot:
         running.engine.cut_rows(self.rows)
 
     def close(self) -> None:
-        """Let the server change its rows without copies again."""
+        """Let the server change rows again without copying them first."""
         if self.rows is not None:
             with self.running.engine.locked:
                 self.running.engine.cut_rows(None)
@@ -58,13 +58,13 @@ class Snapshot:
     def write(
         self, disk: Disk, folder: str, more: Plain, slack: int, last: Callable[[], Plain], going_on: Callable[[], None]
     ) -> int:
-        """Write it to a folder, over what is there, and return its bytes.
+        """Write the checkpoint's files to a folder, over the files that are there. Return the files' bytes.
 
         Args:
-            more: what the manifest says besides.
-            slack: bytes that its files have besides, if there is room.
-            last: returns more of it. It is called when all else is written.
-            going_on: called now and then. What it raises ends the writing.
+            more: further keys of the manifest.
+            slack: further bytes of each file, if there is room.
+            last: returns the last keys of the manifest. It is called after all tensors are written.
+            going_on: called between tensors and between rows. If it raises an error, the writing ends.
         """
         tensors: dict[str, Tensor] = {}
         tree = trees.flatten(self.state, tensors)

@@ -1,5 +1,5 @@
-"""Nested plain data with tensors, in two files. One has the tensors in the safetensors format. The other has all other
-data and the checksums as JSON.
+"""Writes and reads the two files of a checkpoint. One file has the state's tensors in the safetensors format. The other
+file, the manifest, has all other data and the tensors' checksums as JSON.
 
 A tensor has a list of checksums, one for each part of a fixed number of bytes. So parts may be written in any order.
 """
@@ -22,7 +22,7 @@ from fastagg.storage import files, raw
 FORMAT = 1
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
 BLOCK = 4096  # a file's size is a multiple of this many bytes
-_LINE, _LAST = 64, 4096  # a manifest's bytes: of its first line, and at most of the values that `finish` adds
+_LINE, _LAST = 64, 4096  # bytes of the manifest's first line, and the most bytes of the keys that `finish` adds
 _PART = 16 << 20  # bytes per checksum, for a tensor that is not written in parts
 DTYPES = {  # torch's types as safetensors names them
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -57,7 +57,7 @@ def flatten(value: Tree, tensors: dict[str, Tensor], name: str = "") -> Tree:
 
 
 def restored(value: Tree, tensors: dict[str, Tensor]) -> Tree:
-    """Inverse of :func:`flatten`."""
+    """Return the value from the result of :func:`flatten`."""
     if isinstance(value, list):
         return [restored(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -71,11 +71,10 @@ def restored(value: Tree, tensors: dict[str, Tensor]) -> Tree:
 
 
 class Writer:
-    """Writes both files. The tensors' parts may be written in any order.
+    """Writes both files. Parts of tensors may be written in any order. Room for all bytes is reserved at the beginning.
 
     Args:
-        folder: the folder's name. It may exist, with files that are no longer needed. Room for all bytes is reserved
-            before the first byte is written.
+        folder: the folder's name. An existing folder's files are written over.
         slack: further bytes of each file, if there is room. They are filled with spaces, so that a later state in the
             same blocks may be larger.
         shapes: the type and the shape of every tensor.
@@ -126,8 +125,7 @@ class Writer:
             self.part(name, index, data[index * self._parts[name] : (index + 1) * self._parts[name]])
 
     def finish(self, more: Plain) -> None:
-        """Sync the file with the tensors, then write and sync the manifest. ``more``: the last few keys of the
-        manifest."""
+        """Sync the file of the tensors, then write and sync the manifest. ``more``: the last keys of the manifest."""
         try:
             self.disk.sync(self._file)
         finally:
@@ -139,14 +137,14 @@ class Writer:
         self.disk.sync_folder(self.folder)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file of the tensors."""
         file, self._file = self._file, -1
         if file >= 0:
             self.disk.close(file)
 
 
 def used(disk: Disk, folder: str) -> list[int]:
-    """Return the bytes of both files without their slack. The next files need as many, if the state has not grown."""
+    """Return the bytes of each file without its slack. The next checkpoint needs as many if the state does not grow."""
     with disk.opened(f"{folder}/{TENSORS}", write=False) as file:
         size = int.from_bytes(disk.read(file, 8, 0), "little")
         slack = size - len(disk.read(file, size, 8).rstrip())
@@ -154,8 +152,8 @@ def used(disk: Disk, folder: str) -> list[int]:
 
 
 def reserve(disk: Disk, folder: str, sizes: list[int], slack: int = 0) -> list[int]:
-    """Reserve ``sizes`` bytes for the two files of a folder, and about ``slack`` bytes more if there is room. The
-    folder may be new. Return the files' sizes."""
+    """Reserve ``sizes`` bytes for the two files of a folder, and about ``slack`` bytes more if there is room. Make the
+    folder if it does not exist. Return the files' sizes."""
     disk.make_folder(folder)
     has = []
     for name, size in zip((TENSORS, MANIFEST), (-(-size // BLOCK) * BLOCK for size in sizes), strict=True):

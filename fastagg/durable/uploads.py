@@ -3,8 +3,8 @@ file. While an update arrives, memory holds one chunk. The update's step reads t
 
 These rules hold for every upload that has a file, whatever connections, threads, interrupts and forks do:
 
-1. An upload is first *open*, then *complete*. In the end it is *taken*, which means that a record refers to its file,
-   or *dropped*. Only the upload's own ``_end`` takes or drops a complete upload.
+1. An upload is first *open*, then *complete*. In the end it is either *taken* or *dropped*. A record refers to the file
+   of a taken upload. Only the upload's own ``_end`` decides whether a complete upload is taken or dropped.
 2. Only the upload knows its file's descriptor. The log does not know it. The file is closed once and in one place
    (:func:`_end`), when no thread reads or writes it any more.
 3. A later copy of the same task's update replaces an open upload. If the earlier upload is complete, or a thread is
@@ -47,7 +47,7 @@ class Uploads:
         begin: the number of the next upload.
 
     Attributes:
-        refused: called when the disk has refused a part of an upload. The keeper then writes a checkpoint.
+        refused: a function that is called when the disk has refused an upload. The keeper then writes a checkpoint.
         is_full: whether the volume has no room. No upload then makes a file, so that freed room is left for the next
             checkpoint.
         spare: bytes of the spare file. 0: no spare file is kept.
@@ -55,14 +55,15 @@ class Uploads:
 
     def __init__(self, recorded: dict[int, int], begin: int) -> None:
         self._recorded, self._numbers = recorded, itertools.count(begin)
-        self._coming: dict[int, Native] = {}  # number -> blob: uploads that had no record so far. None: no blob yet.
+        # Uploads without a record: number -> the file's description for the log (a Blob), or None while it is open.
+        self._coming: dict[int, Native] = {}
         self._last: weakref.WeakValueDictionary[Task, StoredUpload] = weakref.WeakValueDictionary()
         self.refused: Callable[[], None] = lambda: None
         self.is_full, self.spare = False, 0
 
     def begin(self, upload: StoredUpload, task: Task) -> None:
         """Note a new upload. An open upload for the same task is dropped, so that a client that has lost its connection
-        can begin again. However often it does, there is only one file."""
+        can begin again. So a task never has two files."""
         earlier = self._last.get(task)
         if earlier is not None and not earlier.give_way():
             raise Busy("upload: another copy of this update is complete, or is written to: wait for its receipt")

@@ -5,9 +5,10 @@ statistics and counters) are kept separately: an optimizer does not step them, a
 include them. Frozen parameters, and second names of tied ones, are kept but never aggregated.
 
 A module declares its parameters and its registered buffers. Everything else in its state, such as the scales of packed
-weights, is kept. A state_dict or a list declares nothing. In these, BatchNorm's buffers are recognised by their names,
-and other floating-point arrays are parameters. Integer arrays are counters only if their name is
-``num_batches_tracked``. The setting ``buffers`` overrides this. A warning names arrays kept for no such reason.
+weights, is kept unchanged. A state_dict or a list declares nothing. In these, BatchNorm's buffers are recognised by
+their names, and other floating-point arrays are parameters. Integer arrays are counters only if their name is
+``num_batches_tracked``, and are otherwise kept unchanged. The setting ``buffers`` overrides these rules. A warning
+names the arrays that are kept although neither the module nor ``buffers`` says so.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces, as_array, as_pieces, as_tensor, is_plain_fp32, plain_pieces
 
 Form = Literal["module", "state_dict", "list", "flat"]
-# alias: a second name of a tied parameter. constant: an array that never changes (frozen, a mask, or opaque state).
+# alias: a second name of a tied parameter. constant: an array that never changes (frozen, a mask, or unknown state).
 Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
 
 # A state_dict does not mark buffers. Arrays with such names are BatchNorm's running statistics.
@@ -65,7 +66,7 @@ class Entry:
 
 
 class ParsedUpdate(NamedTuple):
-    """An update in parts. Buffers and counters are the client's own values, not differences."""
+    """An update, divided by role. Buffers and counters are the client's own values, not differences."""
 
     parameters: Pieces
     buffers: Pieces | None
@@ -73,7 +74,7 @@ class ParsedUpdate(NamedTuple):
 
 
 class ModelState(NamedTuple):
-    """A model in parts."""
+    """A model, divided by role."""
 
     flat: Tensor  # [d] fp32, or the server's model_dtype
     buffers: Tensor  # [number of buffer elements] fp32
@@ -81,7 +82,7 @@ class ModelState(NamedTuple):
 
 
 class SavedModel(NamedTuple):
-    """The ``params`` of a server that continues another one: the layout, the state and, if known, the key for noise."""
+    """The ``params`` of a server that continues a saved server. ``key`` is the key of a private server's noise."""
 
     layout: Layout
     state: State
@@ -94,9 +95,8 @@ class Part:
 
     Attributes:
         layout: the layout of this part only.
-        arrays: the part's arrays, in the form of the whole model: a mapping of some of its names, or a list. None:
-            there is only a layout.
-        by_part: whether rules that need the whole model may use only this part instead.
+        arrays: the part's arrays, as a mapping or a list, like the whole model. None: there is only a layout.
+        by_part: whether a rule that needs the whole update may use only this part of the update.
         is_whole: whether the model has no other part.
     """
 
@@ -126,7 +126,7 @@ class Layout:
         size: d, the number of trainable parameters.
         buffer_size: the number of elements of all floating-point buffers.
         bounds: the limits for clients' buffers.
-        numpy: whether the model came in NumPy's arrays.
+        numpy: whether all arrays of the model were NumPy's.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Layout:
         Args:
             params: the model.
             buffers: a mode for each pattern of buffers' names, as in the server's setting.
-            tied: the names of arrays that are one parameter. None: arrays that share their memory are one.
+            tied: the names of arrays that are one parameter. None: arrays that share their memory are one parameter.
 
         Raises:
             DTypeMismatch: an array is complex, sparse or quantised, or a flat model is not floating point.
@@ -244,7 +244,7 @@ class Layout:
             names |= {str(twin): str(group[0]) for twin in group}
         shared = SharedParameters(names if roles is not None or tied is not None else None)
         kept: list[str] = []
-        packed: set[str] = set()  # names of integer arrays; their scales have names below these
+        packed: set[str] = set()  # names of integer arrays; an array below such a name is taken for its scales
         for name, value in arrays:
             stated = (roles or {}).get(name)
             try:
@@ -436,7 +436,7 @@ class Layout:
             return params
         if isinstance(params, (list, tuple)):
             full = [e.name for e in self.entries]
-            kept = [e.name for e in self.entries if e.role in self._by_role]  # the arrays of a difference
+            kept = [e.name for e in self.entries if e.role in self._by_role]  # a difference has only these arrays
             short = [e.name for e in self._by_role["parameter"]]
             for names in (full, kept, short):
                 if len(params) == len(names):
@@ -456,7 +456,7 @@ class Layout:
             return flat
         arrays: dict[str, Tensor] = {}
         plain = flat.dtype is torch.float32
-        cuts = {  # as `_cut`, but for all at once
+        cuts = {  # like `_cut`, but for all arrays at once
             role: iter(vector.split([e.size for e in self._by_role[role]]))
             for role, vector in (("parameter", flat), ("buffer", buffers))
         }
@@ -491,8 +491,8 @@ class Layout:
         return [_numpy(a, writable) for a in arrays] if isinstance(arrays, list) else _numpy(arrays, writable)
 
     def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Arrays:
-        """Return :meth:`views` in new memory, which the caller may write to. Parameters are in one new vector."""
-        # `views` copies the other arrays anyway, because their dtype is not that of `flat`.
+        """Return the model like :meth:`views`, but in new memory, which the caller may write to."""
+        # `views` itself copies arrays whose dtype is not that of `flat`.
         if any(getattr(torch, e.dtype) is flat.dtype for e in self._by_role["parameter"]):
             flat = flat.clone()
         made = self.views(flat, buffers.clone(), [counter.clone() for counter in counters])
@@ -517,7 +517,7 @@ class Layout:
         own = [e for e in self.entries if e.name in arrays and e.role in self._by_role]
         checked = [
             (e, _trained(e, arrays[e.name])) for e in own
-        ]  # check everything before a vector of the model's size is allocated
+        ]  # all checks are made before a vector of the model's size is allocated
         vector = memory.empty(self.size, flat.device)
         parts = [array for e, array in checked if e.role == "parameter"]
         alike = all(array.dtype is torch.float32 and array.device == flat.device for array in parts)
@@ -535,7 +535,7 @@ class Layout:
             result[e.name] = cut.view(e.shape)
             if at_once:
                 continue
-            # A difference of two bf16 tensors would be rounded to bf16.
+            # The difference is computed in fp32, because a difference of two bf16 tensors would be rounded to bf16.
             sent = self._cut(flat, e).view(e.shape).to(torch.float32)
             if e.dtype == "float32" and array.dtype == torch.float32:
                 trained = array.to(flat.device).resolve_neg().contiguous().view(-1)
@@ -568,18 +568,18 @@ class Layout:
 
 
 class SharedParameters:
-    """Finds parameters that are one and the same: by ``names``, or, if ``names`` is None, because they share their
-    memory."""
+    """Finds second names of parameters. ``names``: second name -> first name. None: names with the same memory are
+    names of one parameter."""
 
     def __init__(self, names: Mapping[str, str] | None) -> None:
         self.names = names
-        self.same: dict[str, str] = {}  # by second name: the first name for the same memory
+        self.same: dict[str, str] = {}  # second name -> the first name of the same memory
         self._seen: dict[object, str] = {}
         # Keeps arrays alive, so that a mapping that makes its arrays does not use the same memory again.
         self._held: list[object] = []
 
     def first(self, name: str, value: object, array: Tensor) -> str | None:
-        """Return the first name of a parameter that this one is the same as. None if this name is the first."""
+        """Return the parameter's first name. None: ``name`` is the first name."""
         if self.names is not None:
             first = self._seen.setdefault(self.names.get(name, name), name)
             return None if first == name else first
@@ -653,8 +653,8 @@ def _below(name: str, others: set[str]) -> bool:
 
 
 def _is_mask(array: Tensor, is_buffer: bool) -> bool:
-    """Return whether an array is a mask. Some of its elements are infinite. In a parameter, all others have the same
-    value."""
+    """Return whether an array is a mask. A mask has infinite elements. If it is not a buffer, it has more than one
+    dimension, and all its finite elements have the same value."""
     if not (is_buffer or array.dim() > 1) or math.isfinite(float(array.float().sum(dtype=torch.float64))):
         return False
     if bool(array.isnan().any()):
@@ -693,7 +693,7 @@ def dense(label: str, value: object) -> Tensor:
 def _trained(entry: Entry, value: object) -> Tensor:
     """Return an array of a trained model. Raise ShapeMismatch or DTypeMismatch if it does not fit."""
     if entry.role == "parameter" and isinstance(value, Tensor) and value.shape == entry.shape and is_plain_fp32(value):
-        return value  # this usual case takes a fifth of the time
+        return value  # the usual case takes a fifth of the time without the checks below
     label = f"trained model {entry.name!r}"
     array = dense(label, value)
     if tuple(array.shape) != entry.shape:

@@ -16,14 +16,14 @@ from fastagg.storage.pieces import as_array
 
 
 class PartList(list[Part]):
-    """The parts of a model, which are each the ``params`` of a server, and the ``layout`` of the whole model."""
+    """The parts of a model, in a list. Each part is the ``params`` of a server. ``layout`` is the whole model's."""
 
     def __init__(self, layout: Layout, parts: Iterable[Part] = ()) -> None:
         super().__init__(parts)
         self.layout = layout
 
     def split(self, update: Any) -> list[Any]:
-        """Return an update or a trained model by part. Nothing is copied.
+        """Return the part of an update or of a trained model for each part of the model. Nothing is copied.
 
         Args:
             update: an update or a model, in the form of the model, or one flat 1-D array.
@@ -55,19 +55,19 @@ def parts(
     """Cut a model into parts of similar size, each for a :class:`fastagg.Server` of its own.
 
     The cut depends only on names, shapes and order. Tensors are assigned by size, the largest first, and tensors of
-    equal size in the model's order. Each goes to the part that is smallest so far, or to the first of equally small
-    ones. Tied tensors count as one. Buffers, frozen and empty arrays go with the first trained tensor of their module,
-    or of a module around it.
+    equal size in the model's order. Each tensor goes to the part that is smallest so far, or to the first of equally
+    small parts. Tied tensors count as one tensor. Buffers, frozen and empty arrays go to the part of the first trained
+    tensor of their module, or of a module around it.
 
     Args:
         model: the model, in any form that a server takes. A 1-D array is one tensor, so it has one part.
         count: the number of parts.
-        by_part: allow rules that need the whole update's norm, cosine or distances (``clip_norm``, AsyncFedED, FedAC,
-            Krum). Each server then uses those of its part, which is a different rule.
-        buffers, tied: which arrays of a state_dict or a list are buffers, and which are one parameter, as for a server.
+        by_part: whether to allow rules that need the whole update's norm, cosine or distances (``clip_norm``,
+            AsyncFedED, FedAC, Krum). Each server then uses only the numbers of its part, which is a different rule.
+        buffers, tied: as for a :class:`fastagg.Server`.
 
     Raises:
-        ConfigError: there are fewer tensors than parts. Other errors: the model is refused, as by a server.
+        ConfigError: there are fewer tensors than parts. Other errors: the model is refused, as by a Server.
     """
     _checks.whole("count", count, least=1)
     layout = Layout.of(model, buffers=buffers, tied=tied)
@@ -90,10 +90,10 @@ def parts(
 
 
 def _owners(layout: Layout) -> dict[str, str]:
-    """Return, for every array, the parameter whose part the array goes to: the array itself, the first name of a tied
-    one, or the first parameter of the array's module."""
-    owner, first = dict[str, str](), dict[str, str]()  # the first parameter of each module
-    at: dict[int, str] = {}  # by offset in the vector
+    """Return, for each array, the parameter to whose part the array goes. A parameter goes to its own part, a tied
+    parameter to the part of its first name, and any other array to the part of its module's first parameter."""
+    owner, first = dict[str, str](), dict[str, str]()  # first: module -> its first parameter
+    at: dict[int, str] = {}  # offset in the vector -> the first name of the parameter
     for e in layout.entries:
         if e.role in ("parameter", "alias") and e.size:
             owner[e.name] = at.setdefault(e.offset, e.name)

@@ -1,4 +1,4 @@
-"""Limits for clients' BatchNorm statistics and counters, so that their means and largest values fit the model.
+"""Checks clients' BatchNorm statistics and counters, so that their means and largest values fit the model.
 
 Buffers become the mean of the clients' buffers in fp32, and counters the largest of the clients' counters
 (fastagg/server/statistics.py). A variance below zero would make the model's outputs NaN.
@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
 
     @classmethod
     def of(cls, buffers: Sequence[tuple[str, str]], counters: Sequence[tuple[str, str]]) -> Bounds:
-        """Return the limits for a model's arrays. An array is given as its name and the name of its type in torch."""
+        """Return the limits for a model's arrays. Each array is a pair: its name, and the name of its type in torch."""
         limits = [min(_LARGEST, torch.finfo(getattr(torch, dtype)).max) for _, dtype in buffers]
         variances = [i for i, (name, _) in enumerate(buffers) if is_variance(name)]
         ranges = []
@@ -69,7 +69,7 @@ def check_statistics(
         DTypeMismatch: a counter does not fit the model's own type.
     """
     if buffers is not None and buffers.device.type == "cpu":
-        # the norm is at least the largest value; NaN compares as False
+        # The norm is at least the largest value. A comparison with NaN is False.
         if not ops.inspect(buffers).norm <= bounds.limit:
             _refuse_large(bounds, buffers.owners, what)
         if bounds.variances and not _least([buffers.owners[i] for i in bounds.variances]) >= 0:
@@ -81,7 +81,7 @@ def check_statistics(
     if counters is None:
         return
     for (name, own, counts, smallest, largest), counter in zip(bounds.counters, counters, strict=True):
-        # all values of the counter's type are valid; values on a GPU are not checked
+        # If the counter has the model's own type, all its values are valid, except negative counts.
         if (counter.dtype is own and not counts) or not counter.is_cpu:
             continue
         low, high = _range(counter)

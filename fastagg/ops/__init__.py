@@ -1,8 +1,8 @@
-"""One function per kernel, on torch tensors. A function checks its arguments and calls the kernel.
+"""The kernels, as functions of torch tensors. Each function checks its arguments and calls one kernel.
 
 State vectors are 1-D, contiguous, fp32, on one device. An update is one tensor or a sequence of consecutive pieces of
-any shape, in fp32, fp16 or bf16 (torch, NumPy or DLPack). It is read in place. Functions whose names end in ``_``
-write to their first argument and to the given moments. If an argument is refused, nothing is written.
+any shape, in fp32, fp16 or bf16 (torch, NumPy or DLPack). An update is read in place. Functions whose names end in
+``_`` write to their first argument and to the moments that are passed. If an argument is refused, nothing is written.
 
 The functions run on the CPU and on CUDA devices.
 """

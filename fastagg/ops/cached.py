@@ -1,4 +1,4 @@
-"""Server steps with a client cache: one pass updates the row, the sum over clients and the model."""
+"""Server steps with a client cache: one pass over memory updates the row, the sum over clients and the model."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def cached_step_(
     out: Tensor | None = None,
     **optimizer: Any,
 ) -> Tensor | None:
-    """Store an update as a client's row and step the model along the sum of rows, in one pass over memory.
+    """Store an update as a client's row, and step the model along the sum of rows, in one pass over memory.
 
-    The update is first multiplied by ``gain``. ``deq`` is the dequantised value:
+    The update is first multiplied by ``gain``. ``deq`` is a row's dequantised value, and D is the step's direction:
 
     - without ``acc`` (ACE, Alg. 1; ACED, Alg. a.1): the row is written, then
       ``sum += entering*deq(row written) - leaving*deq(row read) + terms``; ``D = sum_scale*sum``
@@ -50,20 +50,21 @@ def cached_step_(
     The sum is fp32. A dither makes the rounding errors of its additions average out (csrc/math/directions.h,
     ``sum_dither``). A server also recomputes its sum from the rows, little by little (csrc/engine/resummation.h).
 
-    Bytes per parameter into SGD: 28 fp32, 24 bf16, 22 int8, 21 int4, plus scales.
+    A step of SGD moves 28 (fp32), 24 (bf16), 22 (int8) or 21 (int4) bytes per parameter, plus scales.
 
     Args:
         x: the model, [d]. None stores the update without a step.
         update: the arriving update, d elements.
-        cache: the rows. None if clients keep their own rows, and the update itself enters the sum.
-        write, read: the slot to write and the slot to read, -1 for none. They may be equal, because the step reads
+        cache: the rows. None: clients keep their own rows, and the update itself is added to the sum.
+        write, read: the slot to write and the slot to read. -1: no slot. They may be equal, because the step reads
             first.
-        client, arrival: keys of the rounding, with the cache's seed. ``arrival`` is also the dither's key.
+        client, arrival: with the cache's seed, the keys of the rounding. ``arrival`` is also the dither's key.
         gain: factor on the update (clipping, staleness).
         sum: the sum over clients, [d].
-        entering, leaving, sum_scale, terms, weight, acc_scale: as above. ``terms`` are (slot, weight) pairs.
+        entering, leaving, sum_scale, terms, weight, acc_scale: the factors in the formulas above. ``terms`` are (slot,
+            weight) pairs: each adds ``weight*deq(row of the slot)``.
         acc, fresh: the buffer of calibrated updates, [d]. If ``fresh``, the buffer's old content counts as zero.
-        out: output for the new model. None writes it to ``x``.
+        out: output for the new model. None: the new model is written to ``x``.
         optimizer: the optimizer's keywords, as in :func:`step_`.
 
     Returns:
@@ -108,8 +109,7 @@ def _check_rows(size: int, cache: ClientCache, write: int, read: int, terms: Seq
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:
-    """Return row ``slot`` of the cache, dequantised as steps use it: [d] fp32. The content of a row that was never
-    written is undefined.
+    """Return row ``slot`` of the cache, dequantised as in steps: [d] fp32. A row that was never written is undefined.
 
     Raises:
         ConfigError: the slot does not exist.

@@ -1,6 +1,6 @@
 """Checks the arguments of kernels, and makes the structs that kernels take (csrc/plan.h).
 
-Nothing is written if a check fails. Only fastagg/ops and modules that work on vectors in place call these functions.
+If a check fails, nothing is written. Only fastagg/ops and modules that call kernels themselves use these functions.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fastagg._types import Arrays
 from fastagg.errors import ConfigError, DTypeMismatch, ShapeMismatch
 from fastagg.storage.pieces import HOST, Pieces
 
-# by name: the names of the optimizer's moments (csrc/math/optimizers.h)
+# optimizer -> the names of its moments (csrc/math/optimizers.h)
 OPTIMIZERS: dict[str, tuple[str, ...]] = native.optimizers
-MOMENT_BLOCK = native.scale_block  # the number of elements that share a unit (csrc/math/moments.h)
+MOMENT_BLOCK = native.scale_block  # the number of 8-bit moments that share a scale (csrc/math/moments.h)
 _look = native.memory.look_1d
-_CODES = {torch.float32: 0, torch.int64: 3, torch.float64: 4, torch.uint8: 5}  # csrc/bindings/arrays.h, Element
+_CODES = {torch.float32: 0, torch.int64: 3, torch.float64: 4, torch.uint8: 5}  # Element in csrc/bindings/arrays.h
 
 Update = Tensor | np.ndarray | Sequence[Arrays] | Pieces
 
@@ -66,17 +66,18 @@ def moment_blocks(size: int) -> int:
 
 
 def apart(name: str, a: Tensor, other: str, b: Tensor) -> None:
-    """Refuse vectors that overlap partly: a step would read values that it has just written."""
+    """Refuse vectors that overlap partly, because a step would read values that it has just written."""
     start, end = a.data_ptr(), b.data_ptr()
     if start != end and start < end + b.nbytes and end < start + a.nbytes:
         raise ConfigError(f"{name} overlaps {other} without being {other}")
 
 
 def apart_from(name: str, out: int, pieces: Pieces, same: bool = True) -> None:
-    """Refuse an output that overlaps the update. If ``same``, a piece may be in the output at the piece's own place.
+    """Refuse an output that overlaps the update.
 
     Args:
         out: the output's address. The output has as many elements as the update, of 4 bytes each.
+        same: whether an fp32 piece may be the output's own memory, at the piece's place in the vector.
     """
     end, own = out + 4 * pieces.size, out
     for start, size, code in pieces.native:
@@ -129,8 +130,8 @@ def optimizer_of(
     decoupled_weight_decay: bool = False,
     period: int = 1,
 ) -> dict[str, Any]:
-    """Return the settings with which a kernel's optimizer steps ``x``, [``size``]. The keywords are those of
-    :func:`fastagg.ops.step_`."""
+    """Check an optimizer's arguments, and return the arguments of a kernel that steps ``x``, [``size``]. The keywords
+    are those of :func:`fastagg.ops.step_`."""
     moments = OPTIMIZERS.get(optimizer)
     if moments is None:
         raise ConfigError(f"unknown optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}")

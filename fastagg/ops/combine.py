@@ -1,4 +1,4 @@
-"""Robust rules. They combine several updates, a few of which may be arbitrary. :class:`RobustRule` lists the rules."""
+"""Robust rules. They combine several updates, a few of which may be malicious. :class:`RobustRule` lists the rules."""
 
 from __future__ import annotations
 
@@ -75,18 +75,18 @@ def combine(
     out: Tensor | None = None,
     **settings: Unpack[RobustSettings],
 ) -> Tensor:
-    """Return the vector that ``rule`` makes of several updates, a few of which may be arbitrary.
+    """Return the combination of several updates by ``rule``. A few of the updates may have arbitrary numbers.
 
-    The first three rules work element by element. The others compare whole updates. The bits depend neither on the
-    processor nor on the number of threads.
+    The first three rules work element by element. The others compare whole updates. The result's bits depend neither on
+    the processor nor on the number of threads.
 
     ======================  ============================================================================================
-    ``median``              of every element
+    ``median``              the median
     ``trimmed``             the mean without the ``int(trim*n)`` smallest and largest (Yin et al. 2018, Definition 2)
     ``mean_around_median``  the mean of the n - f values nearest to the median (Xie et al. 2018)
-    ``krum``                the update with the smallest sum of squared distances to its n - f - 2 nearest others;
+    ``krum``                the update with the smallest sum of squared distances to its n - f - 2 nearest updates, for
                             n >= 2f + 3 (Blanchard et al. 2017)
-    ``multi_krum``          the mean of the ``keep`` best of these; n - f by default
+    ``multi_krum``          the mean of the ``keep`` (by default n - f) updates with the smallest such sums
     ``geometric_median``    ``iterations`` of Weiszfeld's algorithm from zero, with distances of at least ``smoothing``
                             (Pillutla et al. 2022)
     ``centered_clip``       ``iterations`` of v <- v + mean of the u_i - v, each clipped to the norm ``radius``, from
@@ -96,8 +96,8 @@ def combine(
     Args:
         rows: n updates, 1..1,024, d finite elements each.
         rule: the rule's name.
-        weights: the factor of each update, in fp32. None: 1.
-        out: output, [d].
+        weights: the factor of each update, in fp32. None: all factors are 1.
+        out: output, [d]. None: a new vector.
         settings: the rule's settings.
 
     Raises:

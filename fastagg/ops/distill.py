@@ -1,4 +1,4 @@
-"""FedEcho's distillation loss, forward and backward fused (the FedEcho paper, Eqs. 3 and 4)."""
+"""Computes FedEcho's distillation loss and its gradient in one pass (the FedEcho paper, Eqs. 3 and 4)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SoftTargets(NamedTuple):
 
     Attributes:
         probs: [R, C] fp32 or fp64, ``softmax(y)``.
-        labels: [R] int64, ``argmax y``, the first if several are equal. Rows set to -100 are ignored.
+        labels: [R] int64, ``argmax y``, the first if several are equal. The loss ignores rows whose label is -100.
         entropy: [R] fp64, ``H = -sum p log p`` in nats.
     """
 
@@ -37,7 +37,8 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
     """Return softmax, argmax and entropy of the teachers' logits ``y``, in one call (the FedEcho paper, Eq. 4).
 
     Args:
-        logits: [R, C] fp32 or fp64, contiguous. They are multiplied by ``scale`` > 0 first (1/n makes a sum a mean).
+        logits: [R, C] fp32 or fp64, contiguous.
+        scale: a factor > 0 of the logits. With 1/n, the sum of n teachers' logits becomes their mean.
         out: output for the probabilities, shaped like ``logits``. It may be ``logits``. None: a new tensor.
 
     Raises:
@@ -66,16 +67,16 @@ def distillation_loss(
     rows: Tensor | None = None,
     alpha: float | tuple[float, float] = (0.2, 0.8),
 ) -> Tensor:
-    """``mean over rows of alpha*KL(p || softmax(z)) + (1-alpha)*CE(z, argmax y)``, differentiable in z (Eq. 3).
+    """Return ``mean over rows of alpha*KL(p || softmax(z)) + (1-alpha)*CE(z, argmax y)``, differentiable in z (Eq. 3).
 
-    With a pair, ``alpha = Hhat*alpha_max + (1-Hhat)*alpha_min``, where ``Hhat`` is the rows' mean entropy divided by
-    ``log C`` (Eq. 4). The forward pass also computes the gradient, ``(softmax(z) - alpha*p - (1-alpha)*onehot)/R``.
-    Both take 12 bytes per logit in total. The loss is exact for logits of any size. With one class it is 0.
+    If ``alpha`` is a pair, ``alpha = Hhat*alpha_max + (1-Hhat)*alpha_min``, where ``Hhat`` is the rows' mean entropy
+    divided by ``log C`` (Eq. 4). The forward pass also computes the gradient, ``(softmax(z) - alpha*p -
+    (1-alpha)*onehot)/R``. Both results take 12 bytes per logit. Large logits do not overflow. With C = 1 the loss is 0.
 
     Args:
         student: z, [R, C] fp32 or fp64 (fp16 and bf16 are widened).
-        targets: the teachers' outputs, of the same dtype. Without ``rows``, one row for each of the student's rows.
-        rows: [R] int64, for each of the student's rows the teachers' row, which is read in place.
+        targets: the teachers' outputs, of the same dtype. If ``rows`` is None, one row for each of the student's rows.
+        rows: [R] int64, the number of the teachers' row for each of the student's rows. Rows are read in place.
         alpha: a fixed number, or ``(alpha_min, alpha_max)``, 0 <= alpha_min <= alpha_max <= 1.
 
     Returns:
@@ -145,14 +146,14 @@ class _Distillation(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        # On a GPU, comparing the number would wait for the device. A multiplication does not wait.
+        # On a GPU, a comparison of `upstream` with 1 would wait for the device. A multiplication does not wait.
         if upstream.device.type != "cpu" or float(upstream) != 1.0:
             gradient = gradient * upstream
         return gradient, None, None, None, None, None, None
 
 
 def _place(logits: Tensor) -> Cuda:
-    """Return the place where the loss runs. CUDA kernels take only fp32."""
+    """Return where the loss runs. DTypeMismatch: the logits are not fp32, the only type that CUDA kernels take."""
     on = CPU if logits.is_cpu and logits.dtype is torch.float64 else place(logits.device)
     if on is not CPU and logits.dtype is not torch.float32:
         raise DTypeMismatch(

@@ -1,4 +1,4 @@
-"""Decides where an op runs: on the CPU, or on a CUDA device and its current stream."""
+"""Decides where an op runs: on the CPU, or on a CUDA device and its current stream. Ops and the server call it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _cpu = CPU  # where ops on CPU tensors run
 
 
 def place(device: torch.device) -> Cuda:
-    """Return where ops on tensors of ``device`` run: :data:`CPU` or a CUDA device. DeviceError if no kernels are
-    built for it."""
+    """Return where ops on tensors of ``device`` run: :data:`CPU`, or a CUDA device and its current stream. DeviceError:
+    this build has no kernels for the device."""
     if device is HOST or device.type == "cpu":
-        if _cpu is not CPU:  # torch's own ops run at once, so wait for emulated ops before and after them
+        if _cpu is not CPU:  # torch's own ops on these tensors run at once, so wait for all emulated ops first
             native.emulation.settle(native.emulation.current_stream())
         return _cpu
     if device.type == "cuda" and native.cuda_architectures:
@@ -63,9 +63,9 @@ def emulated(on: bool = True) -> Iterator[None]:
 
 
 def on_device(pieces: Pieces) -> Pieces:
-    """Return the pieces in a form that a CUDA kernel takes. Pieces that are too many for its arguments are joined.
+    """Return the pieces in a form that a CUDA kernel takes. If there are too many pieces for its arguments, join them.
 
-    Keep the result until the launch, because the kernel's update holds only addresses.
+    Keep the result until the launch, because the kernel's arguments have only addresses.
     """
     return pieces if len(pieces.native) <= _MOST_PIECES else Pieces([pieces.flat(torch.float32)])
 

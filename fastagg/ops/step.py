@@ -1,4 +1,4 @@
-"""Server steps: direction and optimizer in one pass over memory."""
+"""Server steps without a client cache: direction and optimizer in one pass over memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def step_(
     decoupled_weight_decay: bool = False,
     period: int = 1,
 ) -> Tensor:
-    """Take one whole server step, direction and optimizer, in one pass over memory.
+    """Make one server step, with direction and optimizer, in one pass over memory.
 
     The direction ``D`` depends on the arguments:
 
@@ -53,17 +53,17 @@ def step_(
             whole blocks of 256.
         units: scales of 8-bit moments, [1, blocks] fp32 for ``m``, and a second row for ``v`` and ``vhat``. Before the
             first step, scales and moments are zeros (:func:`fastagg.rules.moments.zeros`).
-        rounding: the seed and the number of this step: the keys for rounding 8-bit moments.
-        betas, eps: decay rates (``betas[0]`` is momentum's; with ``nesterov``, ``betas[1]`` is the dampening) and the
-            term outside the square root.
+        rounding: (seed, number of this step), the keys for rounding 8-bit moments.
+        betas: the decay rates of the first and the second moment. With ``nesterov``: the momentum and the dampening.
+        eps: the term outside the square root.
         correction: the round (1 for the first) for Adam's bias correction. None: no correction.
         gain: factor on the update only (clipping).
         weight: factor on the client's contribution (staleness, samples).
         acc, scale: the buffer's sum so far, [d] (read only), and the factor that turns it into a mean.
         base: the version that the client started from, [d].
-        out: output for the new model, [d]. None writes the model to ``x``. ``out`` must not overlap ``x`` partly.
-        eps_root: added to the (corrected) second moment, under the root.
-        weight_decay: ``D - weight_decay*x`` takes the place of ``D``. With ``decoupled_weight_decay``, ``(1 -
+        out: output for the new model, [d]. None: it is written to ``x``. ``out`` must not overlap ``x`` partly.
+        eps_root: a term that is added to the (corrected) second moment, under the root.
+        weight_decay: ``D - weight_decay*x`` takes the place of ``D``. If ``decoupled_weight_decay``, ``(1 -
             lr*weight_decay)*x`` takes the place of ``x`` instead.
         period: for ``delayed``, the number of steps in a period. ``correction`` is then the number of this step (None:
             this step ends a period), and there is no bias correction.

@@ -1,4 +1,4 @@
-"""Reads an arriving update: checks that it is finite, measures it, compares it with models, and adds it to a sum."""
+"""Ops that read an arriving update: check that it is finite, measure it, compare it with models, add it to a sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastagg.storage.pieces import as_pieces
 
 
 class Inspection(NamedTuple):
-    """The result of one read of an update."""
+    """The result of :func:`inspect`."""
 
     finite: bool
     norm: float  # the Euclidean norm; not finite if the update is not finite
@@ -34,7 +34,7 @@ def inspect(update: Update) -> Inspection:
 
 
 class Distances(NamedTuple):
-    """The result of one read of an update, the model, and the model that it was trained from."""
+    """The result of :func:`distances`. x_t is the model, x_s the version that the update Delta was trained from."""
 
     finite: bool  # whether the update is finite
     moved: float  # |x_t - x_s|
@@ -51,7 +51,7 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
         update: d elements.
         x: the model, [d].
         base: the version that the update was trained from, [d].
-        inner: whether to compute the inner product, with a third more arithmetic. If False, the result has 0 for it.
+        inner: whether to compute the inner product, with a third more arithmetic. If False, the inner product is 0.
     """
     pieces = as_pieces(update)
     at = {name: vector(name, tensor, pieces.size, pieces.device) for name, tensor in (("x", x), ("base", base))}
@@ -62,7 +62,7 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
 
 
 def distances_from(sums: tuple[float, float, float]) -> Distances:
-    """Return the distances from ``|x - base|^2``, ``|update|^2`` and the inner product of both."""
+    """Return the distances. ``sums``: ``|x - base|^2``, ``|update|^2``, and the inner product of both vectors."""
     moved, norm, product = sums
     finite = math.isfinite(norm)
     return Distances(finite, math.sqrt(moved), math.sqrt(norm) if norm >= 0 else norm, product)
@@ -75,11 +75,11 @@ def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = No
 
     Args:
         update: d elements, on a CUDA device.
-        x, base: the model and the version that the update was trained from, [d], if their distance is needed.
-        inner: whether to compute ``(x - base).update`` too.
+        x, base: the model and the version that the update was trained from, [d]. None: their distance is not computed.
+        inner: whether to compute ``(x - base).update``, too.
 
     Returns:
-        [3] fp64 on the device: ``|update|^2, |x - base|^2, (x - base).update``. A number that was not asked for is 0.
+        [3] fp64 on the device: ``|update|^2, |x - base|^2, (x - base).update``. Numbers that are not computed are 0.
 
     Raises:
         ConfigError: the update is not on a CUDA device.
@@ -106,9 +106,9 @@ def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = No
 
 
 def accumulate_(acc: Tensor, update: Update, weight: float = 1.0, *, fresh: bool = False) -> Tensor:
-    """``acc += weight*update`` (12 bytes per parameter). With ``fresh``, ``acc = weight*update`` (8 bytes).
+    """Compute ``acc += weight*update`` (12 bytes per parameter). If ``fresh``, ``acc = weight*update`` (8 bytes).
 
-    This is FedBuff's and FADAS's buffer (the FADAS paper, Algorithm 1, line 4).
+    FedBuff and FADAS add updates to their buffer like this (the FADAS paper, Algorithm 1, line 4).
 
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: ``acc`` is refused, or overlaps the update partly. Nothing was
@@ -122,7 +122,7 @@ def accumulate_(acc: Tensor, update: Update, weight: float = 1.0, *, fresh: bool
 
 
 def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """Compute ``out = a - b`` (1-D, the same length), each element rounded once. 12 bytes per parameter."""
+    """Compute ``out = a - b`` for vectors of one length, in 12 bytes per element. Each element is rounded once."""
     pieces = as_pieces(b)
     size, device = pieces.size, pieces.device
     at, to = vector("a", a, size, device), vector("out", out, size, device)

@@ -1,4 +1,4 @@
-"""``fastagg serve``: a model in parts over HTTP, where each part is a durable server of its own.
+"""Serves a model over HTTP (``fastagg serve``). Each part of the model is a server with a folder of its own.
 
-It needs the extra ``serve``. Its client is :class:`fastagg.clients.HttpClient`.
+This package needs the extra ``serve``. Clients use :class:`fastagg.clients.HttpClient`.
 """

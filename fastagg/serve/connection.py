@@ -3,11 +3,11 @@
 These rules hold for all routes and clients, with and without a token:
 
 1. :class:`Listener` limits the connections, including TLS handshakes. Beyond the limit, a new connection replaces the
-idle one that has been silent longest. So silent connections never keep others out. 2. A connection is cut if its client
-sends nothing, or if no bytes move in either direction (:class:`Connection`). 3. A client that sends a body gets its
-answer, even if the answer is known before all of the body has come (:class:`Front`). 4. ``/health`` and ``/ready`` are
-answered even when other requests are refused. 5. A transfer ends within its time. If another transfer needs room, the
-slowest ends earlier (:class:`Transfer`).
+   idle connection that has been silent longest. So silent connections never keep others out.
+2. A connection is cut if its client sends nothing, or if no bytes move in either direction (:class:`Connection`).
+3. A client that sends a body gets its answer, even if the answer is known before the body's end (:class:`Front`).
+4. ``/health`` and ``/ready`` are answered even when other requests are refused.
+5. A transfer ends within its time. If another transfer needs room, the slowest one ends earlier (:class:`Transfer`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fastagg._types import Foreign
 
 PIECE = 1 << 16  # the most bytes of a model that are handed to a connection at a time
-APART = "/health", "/ready"
-SPARE = 64  # how many connections there may be above the limit of requests, for health checks and refusals
+APART = "/health", "/ready"  # the paths that are answered even when other requests are refused
+SPARE = 64  # the number of connections above the limit of requests, for health checks and refusals
 SILENT = 10.0  # seconds in which a client must finish its handshake, and send the whole head of a request
-FAIR = 5.0  # seconds during which a new transfer is not called slow
-LONGEST_URL = 4096
+FAIR = 5.0  # seconds during which a new transfer does not count as slow
+LONGEST_URL = 4096  # the most bytes of a request's URL
 LATER = {"Retry-After": "1"}
-_REFUSALS = {  # by status: the text and the headers
+_REFUSALS = {  # status -> the text and the headers
     405: ("Method Not Allowed", {"Allow": "GET, POST"}), 414: ("URI Too Long", {}),
     503: ("too many requests at a time: ask again later", LATER),
 }  # fmt: skip
@@ -52,16 +52,16 @@ class Transfer:
         self.timer = asyncio.timeout(seconds)
 
     def move(self, nbytes: int) -> float:
-        """Note that ``nbytes`` more bytes have moved. Return how many have moved lately. A byte's weight falls by the
-        factor e in :data:`FAIR` seconds."""
+        """Note that ``nbytes`` more bytes have moved. Return a weighted number of the bytes so far, in which a byte's
+        weight falls by the factor e in :data:`FAIR` seconds."""
         now = time.monotonic()
         self._moved, self._at = self._moved * math.exp((self._at - now) / FAIR) + nbytes, now
         return self._moved
 
     @property
     def pace(self) -> tuple[bool, float]:
-        """A key that is smallest for the slowest transfer. Its first item is True while the transfer is too new to be
-        called slow."""
+        """A sort key, which is smallest for the slowest transfer. Its first item is True while the transfer is too new
+        to count as slow."""
         return time.monotonic() - self.begun < FAIR, self.move(0)
 
     def cut(self) -> None:
@@ -74,9 +74,9 @@ class ModelDownload(StreamingResponse):
     """Sends memory in pieces. Each piece is sent when the client has received the piece before.
 
     Args:
-        body: the memory to send. A piece is not copied before its turn.
+        body: the memory to send. A piece is copied only when it is sent.
         transfer: the download's progress. If the transfer is cut or takes too long, the connection is closed.
-        reading: a context that is left when the download has ended.
+        reading: contexts that are closed when the download has ended.
     """
 
     def __init__(
@@ -97,21 +97,21 @@ class ModelDownload(StreamingResponse):
 
 
 async def _each(pieces: Iterable[memoryview], transfer: Transfer) -> AsyncIterator[memoryview]:
-    for piece in pieces:  # a plain iterable would cost StreamingResponse a thread for each piece
+    for piece in pieces:  # for an iterable that is not async, StreamingResponse would use a thread for each piece
         yield piece
         transfer.move(len(piece))
-        await asyncio.sleep(0)  # lets the loop notice a lost connection, before all other pieces are sent to it
+        await asyncio.sleep(0)  # lets the event loop notice a lost connection before the next piece is sent
 
 
 class Front:
     """The outermost layer of the app. It refuses requests that no handler should see, and logs a line for each request.
-    No answer ends before the whole request has come: a client that still sends to a closed connection would lose the
-    answer. A body that no handler reads is dropped as it comes.
+    No answer ends before the whole request has come, because a client that still sends to a closed connection would
+    lose the answer. A body that no handler reads is dropped as it comes.
 
     Args:
         app: the app that answers.
-        seconds: a function of a body's bytes that returns how many seconds to wait for the rest of the body.
-        requests: how many requests are handled at a time. Requests to the paths in :data:`APART` do not count.
+        seconds: a function. For the number of a body's bytes, it returns how many seconds to wait for the whole body.
+        requests: the most requests that are handled at a time. Requests to the paths in :data:`APART` do not count.
     """
 
     def __init__(self, app: ASGIApp, seconds: Callable[[int], float], requests: int) -> None:
@@ -145,7 +145,7 @@ class Front:
         is_apart = scope["path"] in APART
         refused = (
             414 if len(url) > LONGEST_URL
-            else 405 if scope["method"] == "HEAD" and not is_apart  # Starlette would treat it as GET, and open a task
+            else 405 if scope["method"] == "HEAD" and not is_apart  # Starlette would treat HEAD as GET, and open a task
             else 503 if self.at_work >= self.requests and not is_apart
             else None
         )  # fmt: skip
@@ -173,9 +173,9 @@ class Front:
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn that is cut when no bytes move on it. If the client must send the head of a request, that
-    happens after 10 to 20 seconds, else after 30 to 40. uvicorn itself waits for ever in four places: for the head of a
-    request, for the body of a refused request, for a client that reads nothing, and for the last bytes before the end.
+    """A connection of uvicorn that is cut when no bytes move on it: after 10 to 20 seconds while the client must send
+    the head of a request, otherwise after 30 to 40 seconds. uvicorn waits for ever in four cases: for the head of a
+    request, the body of a refused request, a client that reads nothing, and the last bytes of a closing connection.
 
     Attributes:
         heard: the loop's time at which the client last sent a whole head or a part of a body.
@@ -214,7 +214,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state is h11.IDLE:
             super().send_400_response(msg)
-        else:  # an answer has begun, so no other one can be sent
+        else:  # an answer has begun, so no other answer can be sent
             self.cut()
 
     @property
@@ -231,7 +231,8 @@ class Connection(H11Protocol):
             self.greeting.cancel()
 
     def look(self) -> None:
-        """Cut the connection if no bytes have moved on it for long, unless the service is still computing an answer."""
+        """Cut the connection if no bytes have moved since the last one or three calls. Do not cut it while the service
+        is still computing an answer."""
         cycle, waiting = self.cycle, self.transport.get_write_buffer_size()
         answered = cycle is None or cycle.response_complete
         ended = self.transport.is_closing() or (answered and cycle is not None and cycle.more_body)

@@ -1,4 +1,4 @@
-"""The metrics of all parts, for Prometheus. Only the service uses them."""
+"""Collects the metrics of all parts' servers and of the service, for Prometheus. Only serve/service.py calls this."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastagg.server.watching import watch
 
 
 class Metrics:
-    """The metrics of all parts (:func:`fastagg.watch`), with the label ``model_part``, and those of the service."""
+    """The metrics of all parts' servers (:func:`fastagg.watch`), with the label ``model_part``, and of the service."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self._registries = []
@@ -23,7 +23,7 @@ class Metrics:
         """Return everything in Prometheus' text format.
 
         Args:
-            own: the service's metrics by name: a description, and one value or one for each part.
+            own: the service's metrics: name -> a description, and a list of one value or of one value for each part.
         """
         families: dict[str, Metric] = {}
         for number, registry in enumerate(self._registries):

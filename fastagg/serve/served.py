@@ -1,5 +1,5 @@
-"""For each part of a model: its server, and the downloads and uploads in progress. Only the service uses these objects,
-from its event loop, so they need no lock."""
+"""Keeps the server of each part of a model, with the current downloads and uploads. Only the service uses these
+objects, from its event loop, so they need no lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastagg.serve.connection import Transfer
 from fastagg.server.server import Server
 
 Sent = tuple[int, str | None]  # a version and the format in which it is sent
-Copy = tuple[int | str, int]  # a client and its task
+Copy = tuple[int | str, int]  # a client and its task's id, which all copies of an update share
 
 
 class ServedPart:
@@ -20,8 +20,10 @@ class ServedPart:
     Attributes:
         nbytes: the most bytes that one version takes.
         reading: the downloads of each version.
-        uploads: the updates that are arriving. A complete one that waits for its step counts only in ``receiving``.
-        steps: for each complete update, by client and task, the event that is set once it is taken or refused.
+        uploads: the transfers of updates that are arriving.
+        receiving: the number of updates that are arriving, or are complete and wait for their step.
+        steps: complete update -> the event that is set once the update is taken or refused.
+        seen: the server's version at the last call of ``Service.look``.
     """
 
     def __init__(self, server: Server) -> None:
@@ -47,7 +49,7 @@ class ServedPart:
 
     @contextlib.contextmanager
     def stepping(self, copy: Copy) -> Iterator[None]:
-        """A context for the step of a complete update. Other copies of the update wait until it ends."""
+        """A context for the step of a complete update. Other copies of the update wait until the context ends."""
         event = self.steps[copy] = asyncio.Event()
         try:
             yield

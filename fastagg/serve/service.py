@@ -1,17 +1,19 @@
-"""A model in parts over HTTP, each part a durable server. Numbers are fp32 unless said otherwise, little endian.
+"""Answers HTTP requests for a model in parts. Each part has a server with a folder. Numbers are little endian.
 
-GET  /task/{client}?part=0&speed=V   the part as a task, [d], with model_dtype=bf16 in bf16 (x-bfloat16); the task's id
-                                     and version are in the headers; V: the client's local steps a second, optional;
-                                     &format=bf16 or int8: the task's model is encoded
-POST /update/{client}/{task}?part=0  the task's update, [d] fp32, fp16 or bf16, or encoded; 200 when it is on the disk
-GET  /model, /model?part=0           the model, or a part of it, as safetensors; this opens no task
-GET  /parts                          which arrays of the model each part has
-POST /heartbeat/{client}             the client's open tasks
-GET  /metrics                        for Prometheus
-GET  /health, /ready                 whether the process works; whether it would take an update
+GET  /task/{client}?part=0&speed=V   sends a part as a task, [d] fp32, or bf16 if the server's model_dtype is bf16.
+                                     Headers have the task's id and version. V is the client's local steps a second
+                                     (optional). With &format=bf16 or int8, the task's model is encoded.
+POST /update/{client}/{task}?part=0  takes the task's update, [d] fp32, fp16 or bf16, or encoded. The status is 200 when
+                                     the update is on the disk.
+GET  /model, /model?part=0           sends the model, or a part of it, as safetensors, and opens no task
+GET  /parts                          tells which arrays of the model each part has
+POST /heartbeat/{client}             tells the client's open tasks
+GET  /metrics                        sends metrics for Prometheus
+GET  /health, /ready                 tells whether the process works (health) and whether it takes updates (ready)
 
-With ``after=V`` a task, a model or a heartbeat waits up to ``wait=S`` seconds for a version above V. 204: none came.
-``incarnation=`` is the value of the header X-Incarnation that came with V. 410: a restart has lost V.
+With ``after=V`` a request for a task, a model or a heartbeat waits up to ``wait=S`` seconds for a version above V. The
+status is 204 if no such version was made. ``incarnation=`` is the value of the header X-Incarnation that came with V.
+The status is 410 if a restart has lost V.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import torch
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException as Refused  # before a server is asked
+from starlette.exceptions import HTTPException as Refused  # raised before a server is asked
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -75,12 +77,12 @@ class Service:
         folder: the folder that contains the servers' folders.
         tokens: the tokens that requests must have. None: requests need no token.
         seconds, slowest: the transfer of a model or an update of n bytes may take ``seconds + n / slowest`` seconds.
-        uploads: how many updates of a part may arrive at a time. Each takes about 1 MB. If another one begins, the
-            slowest is ended.
+        uploads: how many updates of a part may arrive at a time. Each takes about 1 MB. If another update begins, the
+            slowest upload is ended.
         reading: the most bytes of all versions that are being sent. A version counts once for each format. None: 1 GB,
             or four versions of the model if that is more. Downloads of the same version share its memory. If a new
             version needs room, the slowest downloads are ended.
-        requests: how many requests are handled at a time. Further requests get the status 503.
+        requests: the most requests that are handled at a time. Further requests get the status 503.
     """
 
     def __init__(
@@ -95,10 +97,10 @@ class Service:
         self.reading = max(1e9, 4 * sum(served.nbytes for served in self.parts)) if reading is None else reading
         # The most bytes that an update can have.
         self.largest = max(largest(served.server.layout.size) for served in self.parts)
-        self.own = CapacityLimiter(2)  # threads that only health checks use
+        self.own = CapacityLimiter(2)  # the threads that only health checks use
         self.layout = json.dumps(_layout(cut, servers))
         self.metrics = Metrics(servers)
-        self._newer = asyncio.Event()  # set, and replaced by a new one, after each step
+        self._newer = asyncio.Event()  # after each step, this event is set and replaced by a new event
 
     def app(self) -> ASGIApp:
         """Return the app for uvicorn."""
@@ -129,8 +131,8 @@ class Service:
         )
 
     def guarded(self, handler: Handler, who: str | None = None) -> Handler:
-        """Return a handler that first checks the request's token. The token must be that of the client in the path, or
-        of ``who`` if the path has no client. Every refusal gets a status, and a reason as JSON."""
+        """Return a handler that first checks the request's token. The token must allow the client in the path, or
+        ``who`` if the path has no client (None: any token). Every refusal gets a status, and a reason as JSON."""
 
         async def handle(request: Request) -> Response:
             client = request.path_params.get("client", who)
@@ -234,7 +236,7 @@ class Service:
         if length != needed:
             raise Refused(413 if length > needed else 400, f"expected {needed} bytes, got {length}")
         copy = _client(request, served.server), task
-        # If the server is processing another copy of this update, wait for it. Then both copies get its receipt.
+        # If the server is processing another copy of this update, wait for the copy's receipt, which both copies get.
         while (step := served.steps.get(copy)) is not None:
             await step.wait()
         if served.receiving >= self.uploads:
@@ -248,7 +250,7 @@ class Service:
             receipt: Receipt | errors.AlreadyCounted = await self.received(
                 request, served, copy, samples, dtype, needed
             )
-        except errors.AlreadyCounted as error:  # the client did not get the first answer, so it gets the same one again
+        except errors.AlreadyCounted as error:  # the client did not get the first answer, so it gets this answer again
             if error.version is None:  # the server no longer remembers the first receipt
                 raise
             receipt = error
@@ -317,8 +319,8 @@ class Service:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self, request: Request) -> Response:
-        """Answer whether this process can still do its work. If a log has ended (503), the process must be restarted.
-        If the disk is full, it need not be."""
+        """Answer whether this process can still work. If a log has ended, the status is 503, and the process must be
+        restarted. If the disk is full, no restart is needed."""
         ended = any(served.server._log is None or served.server._log.journal.ended for served in self.parts)
         why = await self.why()
         return JSONResponse({"version": self.version(self.parts), "open": not why, "why": why}, 503 if ended else 200)
@@ -328,7 +330,7 @@ class Service:
         return PlainTextResponse(f"{why}\n", 503, LATER) if why else PlainTextResponse("ready\n")
 
     async def why(self) -> str:
-        """Return the result of :meth:`unready`. It runs in a thread that only health checks use."""
+        """Return the result of :meth:`unready`, called in a thread that only health checks use."""
         return await to_thread.run_sync(self.unready, limiter=self.own)
 
     def unready(self) -> str:
@@ -374,7 +376,7 @@ class Service:
             if (left := until - time.monotonic()) <= 0:
                 break
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, 1.0)):  # then check the client's connection again
+                async with asyncio.timeout(min(left, 1.0)):  # after this time, check the client's connection again
                     await self._newer.wait()
         return self.version(parts) > after and not is_gone
 
@@ -387,7 +389,7 @@ class Service:
             self._newer = asyncio.Event()
 
     async def end_rounds(self) -> None:
-        """End due rounds (:class:`fastagg.Buffer`) every second, because requests end them only when they come."""
+        """End due rounds (:class:`fastagg.Buffer`) every second, because no request may come that would end them."""
         while True:
             await asyncio.sleep(1.0)
             for served in self.parts:
@@ -404,7 +406,7 @@ class Service:
 
 
 def _sent(server: Server, client: int | str, speed: float | None, format: str | None) -> Dispatch:
-    """Send a task. If the client has too many open tasks, it has lost them. Then end them first."""
+    """Return a task for the client. A client with too many open tasks has lost these tasks, so end them first."""
     try:
         return server.dispatch(client, speed, format=format)  # type: ignore[arg-type]  # dispatch checks it
     except errors.Busy:

@@ -23,7 +23,7 @@ from fastagg.errors import ConfigError
 from fastagg.model.parts import PartList
 from fastagg.server.server import Server
 
-# The names of arguments by which a rule gets the number of workers.
+# The arguments of presets that are set to the number of workers.
 _WORKERS = ("num_clients", "num_workers", "workers", "clients_per_round")
 _log = logging.getLogger("fastagg.serve")
 
@@ -33,7 +33,7 @@ def serve(
     port: int, tokens: Path | None, certificate: Path | None, key: Path | None, by_part: bool, limits: Plain,
     checkpoint_every: int = EVERY,
 ) -> None:  # fmt: skip
-    """Serve until SIGTERM or Ctrl-C, and then for 3 more seconds at most. ``fastagg serve --help`` has the arguments.
+    """Serve until SIGTERM or Ctrl-C, and then end within 3 seconds. ``fastagg serve --help`` explains the arguments.
 
     Raises:
         MissingDependency: a package of the extra ``serve`` is not installed.
@@ -80,10 +80,10 @@ def serve(
 
 
 def connections_for(parts: int) -> int:
-    """Return the number of connections for which there are enough files, at most 512. A connection may need a second
-    file for its update. The limit of open files is raised as far as the system allows."""
+    """Return the number of connections for which the process may open enough files, at most 512. A connection may need
+    a second file for its update. The limit of open files is raised as far as the system allows."""
     limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # some systems refuse to raise it
+    with contextlib.suppress(ValueError, OSError):  # some systems refuse to raise the limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
         limit = hard_limit
     return max(16, min(512, (limit - 128 - 64 * parts) // 2)) if limit >= 0 else 512
@@ -122,7 +122,7 @@ def read(path: Path, count: int, by_part: bool = False, tied: Any = None, buffer
 
 
 def equal(arrays: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Return pairs of names of arrays with equal numbers. Arrays with one value everywhere are left out."""
+    """Return pairs of names of arrays with equal numbers. Arrays whose numbers are all the same are left out."""
     seen: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
     pairs = []
     for name, array in arrays.items():
@@ -140,7 +140,7 @@ def equal(arrays: Mapping[str, torch.Tensor]) -> list[list[str]]:
 def opened(
     cut: PartList, rule: str, settings: Mapping[str, object], workers: int, folder: Path, every: int = EVERY
 ) -> list[Server]:
-    """Open the folder of each part's server, ``part-0`` and so on. In a new folder the server begins with the model.
+    """Open the folder of each part's server, ``part-0`` and so on. A server with a new folder begins with the model.
 
     Raises:
         ConfigError: the folder has another number of parts, or the rule or a setting is refused.

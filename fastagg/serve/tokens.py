@@ -1,4 +1,4 @@
-"""Tokens: each allows requests about the tasks and updates of one client, or of all. Only the service uses them."""
+"""Reads a file of tokens and checks the tokens of requests. A token is for one client, or for all clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Tokens:
             raise ConfigError(f"tokens: {path} has no token; write a line such as: ann {'x' * SHORTEST}")
 
     def allow(self, authorization: str, client: str | None) -> bool:
-        """Return whether a request with this header may act for ``client``. With None: whether its token is known."""
+        """Return whether a request with this header may act for ``client``. None: whether its token is in the file."""
         names = self._names.get(_digest(_token(authorization)), set())
         return bool(names if client is None else names & {client, OPERATOR})
 

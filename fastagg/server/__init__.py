@@ -1,1 +1,1 @@
-"""The server: its settings, tasks, answers, receipts and checkpoints. csrc/engine takes the server's decisions."""
+"""The server: its settings, tasks, answers, receipts and checkpoints. csrc/engine executes the server's operations."""

@@ -1,6 +1,6 @@
-"""Reads and checks the updates that the engine does not read itself: encoded updates, models and sums, for example.
+"""Reads and checks the updates that the engine does not read itself, for example encoded updates, models and sums.
 
-Nothing in this module changes a server. Only fastagg/server and leaves call it.
+Nothing in this module changes a server. The server, leaves and the integration for Ray call it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _NOT_FINITE = "update: NaN or infinity"
 
 
 class Admission:
-    """Reads a server's answers that the engine cannot read itself, and gives the engine their numbers."""
+    """Converts the updates in answers to the engine's form (``native.engine.Numbers``)."""
 
     def __init__(self, parts: ServerParts, running: Runtime) -> None:
         self.parts, self.running = parts, running
-        self.logs = False  # whether a log needs a copy of an update in host memory
+        self.logs = False  # whether the server has a log, which needs a copy of each update in host memory
 
     def refuse_other_kind(self, kind: object) -> None:
-        """Refuse an update whose sender has marked it as another kind than the server's."""
+        """Refuse an update of another kind than the server's. ``kind``: the kind that the sender states, or None."""
         own = self.parts.direction.kind
         if isinstance(kind, str) and kind != own:
             raise ConfigError(
@@ -47,7 +47,7 @@ class Admission:
             )
 
     def parse(self, update: Arrays, kind: object) -> ParsedUpdate:
-        """Read an update."""
+        """Divide an update into its parts. ``kind``: the kind that the sender states, or None."""
         layout, own = self.parts.layout, self.parts.direction.kind
         if type(update) is torch.Tensor and kind is None:
             return layout.parse(update)
@@ -58,7 +58,7 @@ class Admission:
         return layout.parse(update)
 
     def of(self, parsed: ParsedUpdate, control: object = None, extra: object = None) -> Native:
-        """Return an update as the numbers of an answer."""
+        """Return an update in the engine's form."""
         parts = self.parts
         refuse_non_finite_buffers(parsed)
         looked_at = self.running.extension.always or parsed.buffers is not None or parsed.counters is not None
@@ -87,7 +87,7 @@ class Admission:
         return answer
 
     def read(self, answer: Answer) -> Answer:
-        """Return the answer in the engine's form, with the numbers of the update and the number of samples."""
+        """Return the answer with its update in the engine's form and its number of samples as a plain number."""
         if answer.kind == "partial":
             self.check_sum(answer.update)
             numbers = self.of_sum(answer.update)
@@ -109,7 +109,7 @@ class Admission:
         refuse_non_finite_buffers(self.parts.layout.parse(answer.update))
 
     def of_model(self, answer: Answer) -> Native:
-        """Return the numbers of an answer that is a trained model, or a delta whose norm is not needed."""
+        """Return the update of an answer that is a trained model, or a delta whose norm is not needed."""
         layout, task, trained = self.parts.layout, answer.sent, answer.update
         is_difference, is_encoded = answer.kind != "model", isinstance(trained, Encoded)
         self.refuse_other_kind(answer.kind if is_difference else "delta")
@@ -118,7 +118,7 @@ class Admission:
             if self.parts.on_host and layout.all_fp32:
                 if task.flat.numel() != layout.size:
                     raise ShapeMismatch(_checks.wrong("task", "a task of this server", task))
-                # DTypeMismatch: no update has the model's type, so the difference is computed in fp32 below.
+                # If no update may have the model's type (DTypeMismatch), the difference is computed in fp32 below.
                 with contextlib.suppress(DTypeMismatch):
                     numbers = self.of(layout.parse(trained, "trained model"), answer.control, answer.extra)
                     numbers.less(task)
@@ -130,7 +130,7 @@ class Admission:
         return numbers
 
     def of_sum(self, partial: Partial) -> Native:
-        """Return a leaf's sum as the numbers of an answer."""
+        """Return a leaf's sum in the engine's form."""
         answer = self.of(ParsedUpdate(self.parts.layout.parse(partial.total).parameters, None, None))
         answer.sum_of(partial.updates, float(partial.weight), partial.clients)
         return answer
@@ -214,7 +214,7 @@ def refuse_non_finite_buffers(parsed: ParsedUpdate) -> None:
 
 
 def checked_control(layout: Layout, control: object) -> Pieces:
-    """Return a change of a client's control variate (FedAC). ``control`` has the form of the model or is flat."""
+    """Return a change of a client's control variate (FedAC) as pieces. ``control`` has the form of an update."""
     pieces = layout.parse(control, "control").parameters
     if not ops.inspect(pieces).finite:
         raise NonFiniteUpdate("control: NaN or infinity")

@@ -1,4 +1,4 @@
-"""An answer to a task, in the one form that adapters, ``receive_many``, uploads and leaves hand to the server."""
+"""An answer to a task, in the form in which adapters and :meth:`fastagg.Server.receive_many` pass it to a server."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Answer(NamedTuple):
 
     Attributes:
         client, update, version, num_samples, task, offset, incarnation: as in :meth:`fastagg.Server.receive`.
-        kind: the kind of ``update``: ``delta`` or ``gradient``, if the sender states it; ``model``, a trained model;
-            ``partial``, a leaf's sum (:class:`fastagg.Partial`). None: not stated.
+        kind: the kind of ``update``: ``delta``, ``gradient``, ``model`` (a trained model) or ``partial`` (a leaf's sum,
+            :class:`fastagg.Partial`). None: the sender does not state whether it is a delta or a gradient.
         sent: the task from which a ``model`` was trained.
         control, extra: as in :meth:`fastagg.Server.receive`.
         measures: whether the receipt of a delta must have the delta's norm. If False, the delta is added as fast as a
             model.
-        still: whether nobody writes to ``update`` during the call. If True, a model is read twice and added to the sum
+        still: whether ``update`` does not change during the call. If True, a model is read twice and added to the sum
             in place, which saves the memory of a second sum.
     """
 
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
         """Return the answer to ``task``. The answer counts once. By default ``update`` is the trained model.
 
         Raises:
-            ConfigError: ``task`` is not what a server dispatched.
+            ConfigError: ``task`` is not a task of a server.
 
         Example:
             >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=2)

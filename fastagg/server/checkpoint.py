@@ -1,4 +1,5 @@
-"""Checkpoints in torch's file format. A checkpoint is written completely or not at all, and is checked before use."""
+"""Writes and reads a server's checkpoints in torch's file format. A checkpoint is written completely or not at all, and
+is checked before it is used. The server, its loading, and adapters call this module."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from fastagg.model import Layout
 from fastagg.storage import files
 
 FORMAT = 1
-# Clients that were never sent a task take this many bytes each in the ledger and in an adapter's book.
+# The bytes that the server and an adapter together allocate for each client in advance.
 _BYTES_PER_CLIENT = 32
-_ALWAYS = 64 << 20  # a state may need this many bytes of memory, even if its file is small
+_ALWAYS = 64 << 20  # a state may claim this many bytes of memory, even if its file is small
 
 
 def mapped(value: Tree, change: Callable[[Any], Any]) -> Tree:
@@ -55,7 +56,7 @@ def on_device(value: Tree, device: torch.device) -> Tree:
 
 
 def plain(value: Tree) -> Tree:
-    """Return a checkpoint's settings. NumPy's scalars become Python's numbers, because loaders do not trust NumPy's."""
+    """Return settings with Python's numbers in place of NumPy's scalars, which :func:`read` would refuse."""
     return mapped(value, lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf)
 
 
@@ -71,7 +72,7 @@ def check(state: object, config: Plain, layout: Layout, moments: set[str] | None
     """Check that ``state`` can be loaded into a server with this configuration and layout.
 
     Args:
-        moments: The names of the optimizer's vectors. None for a user's own optimizer, which names them as it likes.
+        moments: the names of the optimizer's vectors. None: a user's own optimizer, whose vectors may have any names.
     """
     if not isinstance(state, dict) or "format" not in state:
         do = (
@@ -236,6 +237,6 @@ def read(path: Path) -> State:
 
 
 def check_format(state: State, what: object = "the checkpoint") -> None:
-    """Check that this version of fastagg can read the checkpoint ``state``. ``what`` names it in the error."""
+    """Check that this version of fastagg can read ``state``. ``what``: the checkpoint's name in the error."""
     if state["format"] != FORMAT:
         raise files.OtherFormat(what, state["format"], FORMAT)

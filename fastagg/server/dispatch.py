@@ -1,4 +1,4 @@
-"""The task that a server sends, and the receipt that the server returns for an update."""
+"""The task that a server sends, and the receipt that it returns for an update. The engine makes both objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastagg.storage.encoded import Encoded
 
 Client = int | str
 Download = Literal["bf16", "int8"]  # the formats in which a model can be sent
-Samples = float | tuple[float, float]  # A number, or a pair (tokens, steps) with weighting="tokens".
+Samples = float | tuple[float, float]  # a number of samples, or a pair (tokens, steps) with weighting="tokens"
 
 
 class Dispatch(native.Task):
@@ -28,10 +28,10 @@ class Dispatch(native.Task):
         client: the client's id.
         version: the server version that the client starts from (``s`` in the papers).
         id: the task's number, at least 1 and of at most 63 bits. No other task of this server ever has the number, even
-            after a restart. An answer that states it (``task=task.id``) counts once, however often the answer comes.
-            None: not known.
-        control: the server's control variate, [d] (FedAC), or :attr:`extra`, else None. Do not write to it.
-        local_steps: the number of local steps, if the algorithm sets it (AsyncFedED); else None.
+            after a restart. An answer that states the id (``task=task.id``) counts once, however often the answer
+            comes. None: the id is not known.
+        control: the server's control variate, [d] (FedAC), or :attr:`extra`. Otherwise None. Do not write to it.
+        local_steps: the number of local steps that the client must take. None: the algorithm does not set a number.
         incarnation: the number of the server's incarnation in which this version was made
             (:attr:`fastagg.Server.incarnation`). A restart may lose a version, and new versions then use the same
             number. If the client sends the incarnation back, the server refuses an answer to a lost version.
@@ -46,8 +46,7 @@ class Dispatch(native.Task):
         {'weight': tensor([1., 1.])}
     """
 
-    # The engine makes an object for every task (csrc/bindings/records.h). So properties are computed at their first
-    # use.
+    # The engine makes an object for every task (csrc/bindings/records.h), so properties are computed only when used.
     __slots__ = ()
 
     def __init__(
@@ -77,8 +76,8 @@ class Dispatch(native.Task):
 
     @property
     def encoded(self) -> Encoded | None:
-        """The parameters in the ``format`` of the dispatch, or None without a format. Decoding these gives the model of
-        the task."""
+        """The parameters in the ``format`` of the dispatch. Decoded, they are the model of the task. None: the dispatch
+        had no format."""
         return None if self._encoded is None else Encoded(self._encoded)
 
     @property
@@ -89,7 +88,7 @@ class Dispatch(native.Task):
 
     @property
     def model(self) -> ModelState:
-        """The model that was sent, as vectors. Do not write to them."""
+        """The task's model as vectors. Do not write to these vectors."""
         state = self._state
         if isinstance(state, ModelState):
             return state
@@ -98,9 +97,9 @@ class Dispatch(native.Task):
     @property
     def params(self) -> Arrays:
         """The model in the form of the server's ``params``: a dict for ``module.load_state_dict`` (with buffers),
-        a list of arrays, or a flat array. The arrays are torch's, or NumPy's if the server's are.
+        a list of arrays, or a flat array. The arrays are torch's, or NumPy's if the server's ``params`` were NumPy's.
 
-        The model is that of the dispatch, copied at the first use. You may write to it, or pass it to
+        The arrays are copied at the first use. You may write to them, or pass them to
         ``load_state_dict(..., assign=True)``.
         """
         if self._params is None:
@@ -109,9 +108,9 @@ class Dispatch(native.Task):
 
     @property
     def views(self) -> Arrays:
-        """:attr:`params` without a copy: memory shared with the server. Do not write to it.
+        """The arrays of :attr:`params` without a copy. They share the server's memory, so do not write to them.
 
-        Use it to read the model or to send it at once. The model does not change, even if the server steps.
+        Use them to read the model, or to send it at once. They do not change, even if the server takes a step.
         """
         if self._views is None:
             self._views = self._layout.as_given(self._layout.views(*self.model))
@@ -123,14 +122,14 @@ class Dispatch(native.Task):
         self._views = other.views
 
     def for_client(self, client: Client, local_steps: int | None, id: int | None = None) -> Dispatch:
-        """Return the same model as a task of another client, with the id ``id``."""
+        """Return a task of another client with the same model. ``id``: the new task's id."""
         return Dispatch(
             client, self.version, local_steps, self.control, self._layout, self.model, self.incarnation, id,
             self.encoded,
         )  # fmt: skip
 
     def delta(self, trained: object) -> Arrays:
-        """The update to send after training: ``x_i^K - x_s`` for parameters, the client's own values for buffers.
+        """Return the update to send after training: ``x_i^K - x_s`` for parameters, the client's values for buffers.
 
         Args:
             trained: the model after local training, in the form of ``params`` (or an nn.Module).
@@ -144,9 +143,9 @@ class Dispatch(native.Task):
         return self._layout.difference(trained, self.flat)
 
     def state_dict(self) -> State:
-        """The task as plain data and tensors, for a checkpoint of the program that drives the clients.
+        """Return the task as plain data and tensors, for a checkpoint of the program that drives the clients.
 
-        Tensors share the server's memory, so ``torch.save`` of both together writes each version once.
+        The tensors share the server's memory. So one ``torch.save`` of tasks and server writes each version once.
         """
         return {
             "client": self.client,
@@ -161,7 +160,7 @@ class Dispatch(native.Task):
 
     @classmethod
     def from_state(cls, state: State, layout: Layout) -> Dispatch:
-        """Inverse of :meth:`state_dict`; ``layout`` is the server's (``server.layout``)."""
+        """Return the task from the result of :meth:`state_dict`. ``layout`` is ``server.layout``."""
         flat, buffers, counters = state["model"]
         model, sent = ModelState(flat, buffers, counters), state.get("encoded")
         return cls(
@@ -170,9 +169,9 @@ class Dispatch(native.Task):
         )  # fmt: skip
 
     def from_difference(self, difference: Arrays) -> Arrays:
-        """The update for ``receive``, if a framework sends *every* array as a difference from ``params``.
+        """Return the update for ``receive``, if a framework sends *every* array as a difference from ``params``.
 
-        Parameters do not change. Buffers become the client's values again, in their own types.
+        Differences of parameters stay. Buffers become the client's values again, in the buffers' own types.
 
         Args:
             difference: the trained model minus ``params``, in the form of ``params``. All buffers may be left out.
@@ -187,8 +186,8 @@ _FASTEST = 10.0  # a speed above this multiple of the median counts as if it wer
 
 
 class Pace:
-    """Tells how many local steps clients take, by their speeds: ``H_i = floor(H*v_i/v_max)``, at least 1, at most H.
-    ``v_max`` is at most ten times the median, so one false speed does not reduce the steps of all others.
+    """Computes the number of a client's local steps from the client's speed: ``H_i = floor(H*v_i/v_max)``, in 1..H.
+    ``v_max`` is the largest speed, but at most ten times the median, so that one false speed has little effect.
 
     Args:
         fastest: H, the number of steps of the fastest client.
@@ -197,13 +196,13 @@ class Pace:
 
     def __init__(self, fastest: int, lease: float | None) -> None:
         self.fastest, self.lease = fastest, math.inf if lease is None else lease
-        # By client: the local steps a second, and the time of the report. The speed is 0 before the first report
-        # counts, while the client's task is on the way or if the task was refused.
+        # Client -> its speed in local steps a second, and the time of the report. A report counts once the client's
+        # task has been sent. Until a first report counts, the speed here is 0.
         self.speeds: dict[Client, tuple[float, float]] = {}
 
     def said(self, client: Client, speed: float | None) -> tuple[float, float]:
-        """Return the client's speed and the time of its report: the new ``speed``, or else the last one. A new speed
-        counts once the task has been sent. The caller then stores it in ``speeds``, where a place is made for it."""
+        """Return the client's speed and the time of its report: the new ``speed``, or, if this is None, the last one. A
+        new speed gets a place in ``speeds``. The caller stores the speed there once the task has been sent."""
         now = time.monotonic()
         for other, (rate, when) in list(self.speeds.items()):
             if other != client and (not rate or now - when > self.lease):
@@ -214,7 +213,7 @@ class Pace:
         return speed, now
 
     def steps(self, client: Client, speed: tuple[float, float]) -> int:
-        """Return how many steps a client of this speed is to take."""
+        """Return how many local steps a client of this speed should take."""
         if not speed[0]:
             return self.fastest
         others = (rate for other, (rate, _) in list(self.speeds.items()) if other != client and rate)
@@ -233,14 +232,14 @@ class Receipt(native.Receipt):
         client: the sender.
         applied: whether the model changed. False while a buffer fills.
         version: the server version afterwards.
-        delay: tau, the number of server versions between the model that the update was trained from and its use.
-        step_size: the learning rate of the step, after the staleness policy; None if there was no step.
+        delay: tau, the server's version when the update was used, minus the version that it was trained from.
+        step_size: the learning rate of the step, after the staleness policy. None: there was no step.
         update_norm: Euclidean norm of the update before clipping. NaN if a trained model was added without
             computing its difference (``docs/algorithms.md``, the synchronous rules).
         weight: the staleness policy's weight s(tau).
-        task: the id of the answered task (:attr:`Dispatch.id`). None without a task, as at the end of a round, and in
-            copies made by ``pickle``. Comparisons leave it out.
-        durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have it.
+        task: the id of the answered task (:attr:`Dispatch.id`). None if there is no task, as at the end of a round, and
+            in copies made by ``pickle``. Comparisons of receipts ignore the id.
+        durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have this.
         digest: the digest of the server's history up to this answer, as hexadecimal digits (``docs/audit.md``). None:
             the answer is not on disk yet, or 65,536 records of the log came later (32,768 tasks and their answers).
 
@@ -290,14 +289,14 @@ class Receipt(native.Receipt):
 
 
 class Partial(NamedTuple):
-    """The result of a leaf: a part of a buffer's sum.
+    """The result of a leaf: a weighted sum of updates, which the server adds to its buffer's sum.
 
     Attributes:
-        total: ``sum_i n_i * Delta_i``, fp32 [d]; ``n_i`` is 1, or the number of samples.
+        total: ``sum_i n_i * Delta_i``, fp32 [d]. ``n_i`` is 1 or update i's number of samples, by ``weighting``.
         updates: the number of updates in the sum.
         weight: ``sum_i n_i``, the weight of the sum in the mean.
-        clients: the clients that sent the updates, each once, if the leaf knows them. A rule that counts clients
-            refuses the sum if one of them has already taken part in the step. A sum without names counts for no client.
+        clients: the clients that sent the updates, each once, if the leaf knows them. Otherwise empty. A rule that
+            counts clients refuses the sum if one of these clients has already taken part in the step.
     """
 
     total: Tensor

@@ -1,4 +1,5 @@
-"""Builds a server's engine (csrc/engine) from its parts and settings, or from a saved state."""
+"""Builds a server's engine (csrc/engine) from its parts and settings, or from a saved state. The server and the modules
+that write or restore its state call this."""
 
 from __future__ import annotations
 
@@ -153,15 +154,15 @@ def limit(engine: Native, settings: ServerSettings | None) -> None:
 
 
 def new_incarnation() -> int:
-    """Return a random number that identifies an incarnation. No other one of any server has it."""
-    return int.from_bytes(os.urandom(8), "big") >> 1  # 63 bits, so that the number fits in a signed one
+    """Return a random number that identifies an incarnation. No other incarnation of any server has this number."""
+    return int.from_bytes(os.urandom(8), "big") >> 1  # 63 bits, so that the number fits into a signed 64-bit integer
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
 
 
 def config(parts: ServerParts, running: Runtime) -> Plain:
-    """Return all settings as plain data."""
+    """Return all settings of a server as plain data."""
     rules = {"direction": parts.direction, "optimizer": running.optimizer, "staleness": parts.staleness}
     settings = {key: value for key, value in parts.settings.items() if RULES[key].kept}
     described = {key: registry.describe(part) for key, part in rules.items()}
@@ -180,7 +181,7 @@ def state_of(running: Runtime, *, rows: bool = True) -> State:
     """Return the state as plain data and tensors. Some tensors are shared. The caller holds the lock.
 
     Args:
-        rows: whether to include a client cache's rows. False if the caller copies the rows one by one.
+        rows: whether to include the rows of a client cache. A caller that copies the rows one by one passes False.
     """
     engine, extension = running.engine, running.extension
     tasks = as_tensors(engine.tasks())
@@ -220,7 +221,8 @@ def checked(parts: ServerParts, running: Runtime, state: State) -> Runtime:
 
 
 def loaded(parts: ServerParts, state: State, like: Statistics) -> Runtime:
-    """Return a new runtime with ``state``, which :func:`state_of` returned. Tensors are copied."""
+    """Return a new runtime with ``state``, which :func:`state_of` returned. Tensors are copied. ``like``: running
+    statistics of the same server."""
     if state["round"] and not parts.settings["deterministic"]:
         raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
     try:
@@ -316,8 +318,7 @@ def as_tensors(value: Tree) -> Tree:
 
 
 def reported(parsed: ParsedUpdate, like: Statistics) -> Native:
-    """Return copies of the running statistics of an update that Python has read, in the engine's form. None if the
-    update has no statistics."""
+    """Return copies of an update's running statistics, in the engine's form. None: the update has no statistics."""
     if parsed.buffers is None and parsed.counters is None:
         return None
     values = None if parsed.buffers is None else parsed.buffers.flat(torch.float32)
@@ -326,7 +327,7 @@ def reported(parsed: ParsedUpdate, like: Statistics) -> Native:
 
 
 def _waiting(entry: State, like: Statistics) -> State:
-    """Return plain data and tensors for an update that waits for the rest of a round."""
+    """Return the state of an update that waits for the end of a deterministic round, as plain data and tensors."""
     statistics = entry.pop("reported")
     values = None if statistics is None else statistics.values
     return {
@@ -336,7 +337,7 @@ def _waiting(entry: State, like: Statistics) -> State:
 
 
 def _loaded_waiting(entry: State, parts: ServerParts, like: Statistics) -> State:
-    """Inverse of :func:`_waiting`. Tensors are copied."""
+    """Return the update from the result of :func:`_waiting`, in the engine's form. Tensors are copied."""
     update = stored_pieces([piece.clone() for piece in entry["update"]])
     update = (update if parts.on_host else update.plain()).to(parts.device)
     buffers = None if entry["buffers"] is None else Pieces(entry["buffers"])
@@ -351,7 +352,7 @@ def _loaded_waiting(entry: State, parts: ServerParts, like: Statistics) -> State
 
 
 def _folds(parts: ServerParts, extension: Extension) -> bool:
-    """Whether trained models can be added without computing their differences first."""
+    """Return whether trained models can be added to the sum without computing their differences first."""
     direction, settings = parts.direction, parts.settings
     return (
         parts.on_host and not extension.always and direction.buffered and direction.kind == "delta"
@@ -361,8 +362,8 @@ def _folds(parts: ServerParts, extension: Extension) -> bool:
 
 
 def _largest(layout: Layout, flat: Tensor) -> float:
-    """Return the largest magnitude that an element of the model may have. A model of several types may begin with
-    elements beyond the range of the smallest type. Such a model gets no limit."""
+    """Return the largest magnitude that an element of the model may have. A model with elements beyond the range of the
+    smallest of its types gets no limit."""
     small = layout.largest < 1e38
     return 1e39 if small and float(flat.abs().max()) > layout.largest else layout.largest
 

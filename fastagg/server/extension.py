@@ -1,7 +1,8 @@
 """The Python part of a step: distances, a user's own rules, and running statistics.
 
-Only the engine calls it, with the server's lock held and before anything has changed (csrc/bindings/extension.h). A
-method may raise. It returns the changes that the commit is to make. Most servers need none of these methods.
+Only the engine calls these methods, with the server's lock held and before anything has changed
+(csrc/bindings/extension.h). A method may raise. It returns the changes that the commit will make. Most servers need
+none of these methods.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ParticipationCounts:
         return int(self._times[self._slots[client]]) if client in self._slots else 0
 
     def one_more(self, client: int | str) -> Move:
-        """Return the change that the commit is to make: the client's number grows by one."""
+        """Return the change that adds one to the client's number. The commit makes this change."""
         slot = self._slots.setdefault(client, len(self._slots))
         if slot == len(self._times):
             self._times = np.concatenate([self._times, np.zeros_like(self._times)])
@@ -77,12 +78,12 @@ class Extension:
         self.needs_base = direction.needs_base or staleness.needs_base
         self.keeps_model = self.needs_base or self.measures
         self.always = self.measures or staleness.looks or state.asks
-        # `takes`: how many numbers clients send besides an update, by name. `taken_part`: how often each client took
-        # part.
+        # `takes`: name -> how many numbers clients send under this name besides an update. `taken_part`: how often each
+        # client took part, if a rule needs this.
         self.takes = {name: size or layout.size for name, size in {**direction.takes, **staleness.takes}.items()}
         self.taken_part = ParticipationCounts() if direction.counts or staleness.counts else None
         self.sends = isinstance(state, OwnState) and type(direction).send is not Direction.send
-        # whether Python reads the numbers of updates and models, or only the engine's measures of them
+        # whether Python reads the numbers of updates and models. If not, it uses only norms that the engine measured.
         self.reads_update = not on_host or state.asks or staleness.looks
         self.own = {}
 
@@ -124,20 +125,19 @@ class Extension:
         return pieces, ParsedUpdate(pieces, buffers, counters)
 
     def fits(self, values: int, counters: int) -> bool:
-        """Return whether an answer has buffer values and counters in the model's numbers. The number 0 always fits."""
+        """Return whether an answer with this many buffer values and counters fits the model. 0 always fits."""
         own = sum(counter.numel() for counter in self.held.counters)
         return values in (0, self.layout.buffer_size) and counters in (0, own)
 
     def statistics(
         self, sent: Sequence[tuple[Native | None, float, float]], shares: Sequence[float], outcome: str
     ) -> Statistics | None:
-        """Return the running statistics after a step of these updates (``step``), a dropped step (``drop``) or no step
-        (``keep``). None if the statistics do not change.
+        """Return the running statistics after these updates. None: the statistics do not change.
 
         Args:
-            sent: for each update: the statistics sent with it (None without any), its share in a mean, and its
-                clipping factor.
+            sent: for each update: its statistics (None: it has none), its share in a mean, and its clipping factor.
             shares: the weight of each update of the step, by a rule that compares updates.
+            outcome: whether the updates made a step (``step``), were dropped (``drop``) or wait (``keep``).
         """
         statistics = self.held
         for answer, share, gain in sent:
@@ -170,7 +170,7 @@ class Extension:
     # -- an update -------------------------------------------------------------------------------------------------
 
     def prepare(self, asked: Native) -> Native:
-        """Return the findings about an update, in the engine's form."""
+        """Return Python's results for an update (the norm, the weight and others), in the engine's form."""
         extra = self._extra(asked.control)
         findings = native.engine.findings()
         update: Native = asked.update if self.reads_update else None
@@ -213,8 +213,8 @@ class Extension:
     def _measure(
         self, findings: Native, update: Pieces | None, asked: Native, base: Tensor | None
     ) -> tuple[float | None, float]:
-        """Measure the update's norm. If a rule asks for it, return how far the model has moved, and the cosine between
-        that movement and the update. Otherwise return None and 0."""
+        """Measure the update's norm. Return how far the model has moved since the update's version, and the cosine
+        between this movement and the update. If no rule needs these numbers, return None and 0."""
         inner = self.direction.measures
         if self.measures and asked.has_base and self.on_host:
             apart = distances_from(asked.distances(inner))

@@ -1,4 +1,4 @@
-"""Makes a server from a checkpoint. Any fault of the file raises CheckpointError, and then no server is made."""
+"""Makes a server from a checkpoint (``fastagg.load``). If the file has any fault, CheckpointError is raised."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def server_from(
     distill: Distillation | None = None,
     key: bytes | None = None,
 ) -> Server:
-    """Return the server of a :meth:`Server.state_dict`, otherwise like :func:`load`. ``key``: the key of its noise."""
+    """Return a server with ``state`` of :meth:`Server.state_dict`. ``key``: the key of a private server's noise. The
+    rest is as in :func:`load`."""
     try:
         config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
         checkpoint.check_claims(state, config, layout)

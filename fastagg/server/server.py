@@ -1,4 +1,4 @@
-"""The asynchronous server. It sends models, receives updates and takes steps. A step is one pass over memory."""
+"""The asynchronous server. It sends models, receives updates and makes steps. A step is one pass over memory."""
 
 from __future__ import annotations
 
@@ -77,18 +77,18 @@ class Server:
     Args:
         params: the model to start from: an nn.Module, a state_dict, a list of arrays, one 1-D array, or one of
             :func:`fastagg.parts`. The server copies it.
-        direction: how updates become a step. By default every update is a step.
+        direction: the rule that makes a step from updates. By default every update is a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
-        staleness: how an update's delay changes a step. By default delays change nothing.
-        settings: the keywords below. Each is also an attribute to read.
+        staleness: the policy by which an update's delay changes a step. By default delays have no effect.
+        settings: the keywords below. Each is also an attribute of the server, read-only.
 
     Keyword Args:
         num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused. Otherwise an id
             is a 64-bit integer or text of at most 256 characters.
-        clip_norm: an update with a larger Euclidean norm is scaled down to this norm. None: never.
-        weighting: the weight of an update in a mean: ``uniform``, ``samples`` or ``tokens``. ``samples``: its
-            ``num_samples``. ``tokens``: ``num_samples`` is a pair ``(tokens, steps)``, and the weight is
-            tokens*tokens/steps (Decoupled DiLoCo, arXiv 2604.21428).
+        clip_norm: an update with a larger Euclidean norm is scaled down to this norm. None: updates are not scaled.
+        weighting: the weight of an update in a mean. ``uniform``: 1. ``samples``: the update's ``num_samples``.
+            ``tokens``: tokens*tokens/steps, where ``num_samples`` is the pair ``(tokens, steps)`` (Decoupled DiLoCo,
+            arXiv 2604.21428).
         max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had this many. None:
             there is no limit.
         buffers: how BatchNorm statistics change: ``mean``, ``weighted``, ``latest``, ``keep``, or a mapping by name.
@@ -96,32 +96,34 @@ class Server:
             ``latest``: the latest client's. ``keep``: no change. A mapping gives a mode for each pattern of names:
             ``mean``, ``weighted``, ``max``, ``first`` (the first client's) or ``keep``. Buffers that no pattern matches
             are averaged. For a state_dict the mapping also says which arrays are buffers:
-            ``{"*.cluster_size": "mean"}``. With ``Robust`` buffers follow its rule, or do not change.
-        tied: groups of arrays, by name (in a list: by place), that are one parameter, stored and stepped once:
-            ``[("embed.weight", "head.weight")]``. None: a module's own tied parameters, or arrays that share their
-            memory.
-        deterministic: for synchronous rules: if True, a round's bits do not depend on the order of its updates. The
-            server keeps a round's updates, in their own type, until the round is complete. Then it adds them in the
-            order of the clients' ids. This takes memory for all updates of a round.
-        answers_per_step: how many answers of a client count in a step. After that, ``receive`` and ``dispatch`` raise
-            TooSoon until the step. ``rule``: 1 for rules that are defined over clients (rounds, robust rules,
-            ``at_least``), else any number. None: any number.
+            ``{"*.cluster_size": "mean"}``. With ``Robust``, its rule combines buffers, or they do not change.
+        tied: groups of arrays that are one parameter, which is stored and stepped once:
+            ``[("embed.weight", "head.weight")]``. Arrays are named, or, in a list, numbered from 0. None: a module's
+            own tied parameters, or arrays that share their memory.
+        deterministic: whether the result of a round has the same bits for any order of its updates. Only for
+            synchronous rules. If True, the server keeps a round's updates, in their own type, until the round is
+            complete, and then adds them in the order of the clients' ids. This takes memory for all updates of a round.
+        answers_per_step: how many answers of a client count in a step. Beyond this number, ``receive`` and ``dispatch``
+            raise TooSoon until the step. ``rule``: 1 for rules that are defined over clients (rounds, robust rules,
+            ``at_least``), and any number for other rules. None: any number.
         seed: the seed of all random numbers of the server.
-        model_dtype: ``bf16``: the model, and every version that is kept or sent, takes 2 bytes a parameter, not 4.
-            Steps are computed in fp32, and moments keep their format. The new model is rounded without bias, so small
-            steps count on average. Only on the CPU, for rules that compare no update with a version. None: fp32.
-        device: where the state is and steps run. The default is the CPU, or the CUDA device of the model.
+        model_dtype: the type of the model and of every version that is kept or sent. ``bf16`` takes 2 bytes a
+            parameter. Steps are still computed in fp32, and moments keep their format. The new model is rounded without
+            bias, so small steps count on average. Only on the CPU, for rules that compare no update with a version.
+            None: fp32, 4 bytes a parameter.
+        device: the device of the state and of all steps. The default is the CPU, or the CUDA device of the model.
         lease: seconds after which an unanswered task ends. From then on the answer to it is refused, and versions that
             only ended tasks hold are freed. A client without open tasks that was sent nothing for this time is
             forgotten (not with ``num_clients``). None: tasks never end. After a restart all leases start again.
-        max_open_per_client: the most open tasks of one client. ``dispatch`` raises Busy beyond it.
-        max_clients: the most clients that the server knows at a time. ``dispatch`` to one more raises Busy.
-        max_waiting: the most threads that may wait in ``receive`` for other threads. One more raises Busy at once.
+        max_open_per_client: the most open tasks of one client. ``dispatch`` of one more raises Busy. None: no limit.
+        max_clients: the most clients that the server knows. ``dispatch`` to one more raises Busy. None: no limit.
+        max_waiting: the most threads that may wait in ``receive``. In another one it raises Busy. None: no limit.
         fastest_steps: H, the local steps of the fastest client. A task says how many local steps to take:
             ``max(1, floor(H*v/v_max))`` for a client that takes v steps a second (``dispatch(client, speed=v)``), where
-            v_max is the largest reported speed. Without a speed, H. (Async Local-SGD's dynamic local updates, arXiv
-            2401.09135. Speeds are not in checkpoints.)
-        max_delay: versions after which a task ends as with ``lease``. (ACED has another setting of this name.)
+            v_max is the largest reported speed. A client without a speed takes H. (Async Local-SGD's dynamic local
+            updates, arXiv 2401.09135. Speeds are not in checkpoints.) None: tasks do not depend on speeds.
+        max_delay: the number of later versions after which a task ends, as with ``lease``. None: no limit. (ACED has
+            another setting of this name.)
 
     Raises:
         ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused.
@@ -172,7 +174,7 @@ class Server:
         self._log: ServerLog | None = None
         self._watch: RefusalWatch | None = None
         self._engine = self._running.engine
-        self._stood = -1, 0.0  # the version at which a client came too soon, and the time of the first such call
+        self._stood = -1, 0.0  # the version for which a client last came too soon, and the time of the first such call
         self._dispatch, self._receive = self._engine.dispatch, self._engine.receive
         self._receive_many = self._engine.receive_many
         self._admission = Admission(self._parts, self._running)
@@ -180,7 +182,7 @@ class Server:
 
     @property
     def direction(self) -> Direction:
-        """How updates become a step."""
+        """The rule that makes a step from updates."""
         return self._parts.direction
 
     @property
@@ -190,12 +192,12 @@ class Server:
 
     @property
     def staleness(self) -> Staleness:
-        """How delays change a step."""
+        """The policy by which delays change a step."""
         return self._parts.staleness
 
     @property
     def device(self) -> torch.device:
-        """Where the state is and steps run."""
+        """The device of the state and of all steps."""
         return self._parts.device
 
     @property
@@ -205,12 +207,12 @@ class Server:
 
     @property
     def num_clients(self) -> int | None:
-        """n, if client ids are 0..n-1; else None."""
+        """n, the number of clients, if client ids are 0..n-1. Otherwise None."""
         return self._parts.num_clients
 
     @property
     def version(self) -> int:
-        """``t``, the number of steps applied so far."""
+        """``t``, the number of the current version. A new server has version 0."""
         return int(self._engine.version)
 
     @property
@@ -230,14 +232,14 @@ class Server:
 
     @property
     def steps(self) -> int:
-        """Number of optimizer steps: versions, minus those that were made without a step."""
+        """The number of optimizer steps so far: ``version``, minus the versions that were made without a step."""
         return int(self._engine.steps)
 
     def __repr__(self) -> str:
         parts = f"{self.direction!r}, {self.optimizer!r}, {self.staleness!r}"
         return f"<fastagg.Server of {self.layout.size:,} parameters at version {self.version}: {parts}>"
 
-    if TYPE_CHECKING:  # declared by `declare` at run time; here for type checkers
+    if TYPE_CHECKING:  # for type checkers only: at run time, `declare` adds these attributes
         clip_norm: float | None
         buffers: Buffers | dict[str, ByName]
         tied: Sequence[Sequence[str | int]] | None
@@ -272,14 +274,15 @@ class Server:
     def dispatch(self, client: Client, speed: float | None = None, *, format: Download | None = None) -> Dispatch:
         """Send the current model to ``client`` (an int or a str).
 
-        If the client still has an open task of the current version, it gets that task again. If its open tasks are of
-        older versions, it gets one more.
+        If the client has an open task of the current version, it gets this task again. Otherwise the client gets a new
+        task, and its open tasks of older versions stay open.
 
         Args:
-            speed: the client's measured local steps per second, > 0. Only with ``fastest_steps``.
-            format: ``bf16`` or ``int8``: the model is sent as :attr:`Dispatch.encoded`, with 2 or 1.016 bytes a
-                parameter. The model is rounded without bias. The random numbers follow from the version and the
-                ``seed``. All clients of a version get the same rounded model. Deltas are taken from the rounded model.
+            speed: the client's measured local steps per second, > 0. Needs the setting ``fastest_steps``.
+            format: the format of :attr:`Dispatch.encoded`: ``bf16`` or ``int8``, with 2 or 1.016 bytes a parameter. The
+                model is rounded without bias. The random numbers follow from the version and the ``seed``, so all
+                clients of a version get the same rounded model. Deltas are differences from the rounded model. None:
+                the model is not rounded, and ``encoded`` is None.
 
         Raises:
             ConfigError: the speed is not a positive number. The format is unknown, the server is on a CUDA device, or
@@ -309,7 +312,7 @@ class Server:
             said = self._pace.said(client, speed)
             task = self._dispatch(client, sent, self._pace.steps(client, said))
             if speed is not None:
-                self._pace.speeds[client] = said  # `said` has made a place for the speed, so this cannot fail
+                self._pace.speeds[client] = said  # `said` has made a place for the speed, so this line cannot fail
             return task
         except FastaggError as error:
             self._refused(error)
@@ -346,7 +349,7 @@ class Server:
         """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few such tasks.
 
         Args:
-            before: also end all tasks of versions below this one.
+            before: a version. All tasks of versions below it end, too. None: no further tasks end.
 
         Returns:
             The number of ended tasks. Their answers are refused from now on.
@@ -406,7 +409,8 @@ class Server:
             delta: in (0, 1).
 
         Raises:
-            ConfigError: the server has no ``privacy``. MissingDependency: dp-accounting is not installed.
+            ConfigError: the server has no ``privacy``.
+            MissingDependency: dp-accounting is not installed.
         """
         if (privacy := getattr(self.direction, "privacy", None)) is None:
             raise ConfigError("privacy_spent: this server has no privacy=fastagg.Gaussian(...)")
@@ -416,8 +420,7 @@ class Server:
 
     @property
     def update_kind(self) -> Kind:
-        """What clients send: ``delta``, ``x_i^K - x_s``, or ``gradient``, a gradient at the model that they were
-        sent."""
+        """The kind of the clients' updates: ``delta`` (``x_i^K - x_s``) or ``gradient`` (at the model of the task)."""
         return self.direction.kind
 
     def receive(
@@ -434,29 +437,29 @@ class Server:
         task: int | None = None,
         offset: int | None = None,
     ) -> Receipt:
-        """Take ``client``'s update. The model steps if the algorithm says so.
+        """Take ``client``'s update, and make a step if the algorithm has enough updates for one.
 
         A task can be answered once. A refused update changes nothing. The update's memory is read once, so another
-        thread that writes to it during the call can change this update at most, and nothing else.
+        thread that writes to this memory during the call can only change this update.
 
-        A server of :func:`fastagg.open` returns once the update is on the disk, if its ``durability`` says so.
+        A server of :func:`fastagg.open` may first wait until the update is on the disk, as its ``durability`` says.
 
         Args:
             client: the sender.
-            update: a delta or a gradient (see :attr:`update_kind`), in the form of ``params`` or as a flat 1-D array;
-                from torch, NumPy or DLPack; in fp32, fp16 or bf16. Its buffers are the client's values, not
-                differences, and may be left out. Or an :class:`fastagg.Encoded`, as it came.
-            version: the version that the update was trained from. None: the one last dispatched to this client.
+            update: a delta or a gradient (see :attr:`update_kind`), in the form of ``params`` or as a flat 1-D array.
+                The arrays are torch's, NumPy's or DLPack's, in fp32, fp16 or bf16. Buffers are the client's values, not
+                differences, and may be left out. An :class:`fastagg.Encoded` is an update, too.
+            version: the version that the update was trained from. None: the version last dispatched to this client.
             num_samples: the client's number of samples, needed with ``weighting="samples"``. With ``"tokens"`` it is a
                 pair ``(tokens, steps)``, or the weight itself. An answer with 0 has no effect on the model. In a round
-                it still takes the client's place. A round of zeros keeps the model.
+                the answer still takes the client's place. If all answers of a round have 0, the model stays.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
-            extra: what a rule of your own takes besides the update (:class:`fastagg.Direction`): numbers by name.
+            extra: the vectors, by name, that a rule of your own takes besides the update (:class:`fastagg.Direction`).
             kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
             incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
                 version that a restart has lost, even if the version's number is in use again.
-            task: the task's ``id``. The answer then counts for this task or not at all. A second answer to the task is
-                refused, even if the client was sent the same version again in between.
+            task: the task's ``id``. The answer then counts for this task only. A second answer to the task is refused,
+                even if the client was sent the same version again in between.
             offset: the answer's place in the queue or log that it is read from, 0 or above. The server stores the
                 offset in one record with the update, and :attr:`offset` returns the last one.
 
@@ -464,13 +467,13 @@ class Server:
             UnknownClient: this client was never sent a model.
             UnknownVersion: the client has no open task of that version, or the task has expired.
             AlreadyCounted: the task has an answer already, or ``offset`` is not above :attr:`offset`.
-            StaleIncarnation: the task's version was lost in a restart, or its id is not of this server.
-            OtherClient: the task is another client's.
-            Busy: ``max_waiting`` answers already wait.
+            StaleIncarnation: the task's version was lost in a restart, or the task's id is not of this server.
+            OtherClient: the task belongs to another client.
+            Busy: ``max_waiting`` threads already wait.
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or negative, or ``kind`` is not this server's.
             NotDurable: the disk cannot be written. Either nothing has changed, or the update is in the model and its
-                record waits for the disk. The next answer that is acknowledged then acknowledges this one, too.
+                record waits for the disk. Then the next acknowledged answer means that this update is on the disk, too.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
@@ -501,8 +504,7 @@ class Server:
         return outcome
 
     def _take_all(self, answers: Sequence[Answer]) -> list[Outcome]:
-        """Take answers in order. On a device take one at a time, so that the device's memory holds one update at a
-        time."""
+        """Take answers in order. On a device take one at a time, so that its memory holds only one update at a time."""
         outcomes: list[Outcome] = []  # the binding fills this list, so no interrupt can lose an outcome
         together = len(answers) if self._parts.on_host else 1
         try:
@@ -538,7 +540,7 @@ class Server:
         The update is applied when it is complete and checked. ``upload.receipt`` is available then.
 
         A server of :func:`fastagg.open` writes the chunks to its folder, and reads them when all have arrived. Until
-        then memory holds one chunk of the update at a time. Any other server collects the chunks in memory.
+        then it has one chunk of the update in memory at a time. Any other server collects the chunks in memory.
 
         Args:
             client, version, num_samples, kind, incarnation, task, offset: as in :meth:`receive`.
@@ -547,9 +549,10 @@ class Server:
             encoded: the number of bytes, if the chunks are the bytes of :meth:`fastagg.Encoded.to_bytes`.
 
         Raises:
-            ShapeMismatch: the number of bytes is wrong. EncodingError: the bytes are no encoded update. Busy: the
-                folder already has a complete copy of this update, which waits for its step. Other errors are those of
-                :meth:`receive`. A missing task is refused before the first chunk.
+            ShapeMismatch: the number of bytes is wrong.
+            EncodingError: the bytes are no encoded update.
+            Busy: the folder already has a complete copy of this update, which waits for its step.
+            Other errors are those of :meth:`receive`. A missing task is refused before the first chunk.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)
@@ -585,17 +588,16 @@ class Server:
     def receive_many(self, answers: Sequence[Answer | Sequence[Any]]) -> list[Outcome]:
         """Receive several answers in one call, one after the other. The results have the same bits as single calls.
 
-        All trained models and updates of a step take one pass over memory. So with more answers each costs less, down
-        to one read of the answer's numbers.
+        All updates of one step are added in one pass over memory. So with more answers a step, each takes less time.
 
         Args:
-            answers: a list with a :class:`fastagg.Answer` for each answer, or a tuple of the first fields of one,
-                ``(client, update, ...)``. ``fastagg.Answer.to(task, trained)`` makes one from a trained model.
+            answers: a list. Each item is a :class:`fastagg.Answer`, or a tuple of its first fields, ``(client, update,
+                ...)``. ``fastagg.Answer.to(task, trained)`` makes an answer from a trained model.
 
         Returns:
             For each answer its receipt, or the error that refused it. Any other exception, such as Ctrl-C, is raised.
-            The exception's attribute ``outcomes`` lists the outcomes of the earlier answers. A MemoryError after an
-            answer that counted is an outcome.
+            The exception's attribute ``outcomes`` lists the outcomes of the earlier answers. If memory runs out after
+            an earlier answer has counted, the outcome of the next answer is a MemoryError.
 
         Raises:
             ConfigError: an answer is neither an Answer nor a tuple. Nothing has changed.
@@ -637,7 +639,7 @@ class Server:
             task: the client's task. Each task has an id, by which the answer counts once.
             trained: the model after local training, in the form of ``task.params``.
             num_samples, offset: as in :meth:`receive`.
-            difference: True if ``trained`` is already the update (of ``task.delta`` or ``task.from_difference``).
+            difference: whether ``trained`` is already the update (of ``task.delta`` or ``task.from_difference``).
 
         Raises:
             UnknownClient, UnknownVersion, AlreadyCounted, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError:
@@ -656,13 +658,13 @@ class Server:
         self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None,
         task: int | None = None, offset: int | None = None,
     ) -> Receipt:  # fmt: skip
-        """Take the sum of several clients' updates, which a :class:`fastagg.Leaf` folded from one version.
+        """Take a sum of several clients' updates, which a :class:`fastagg.Leaf` has added. All start from one version.
 
-        This is for rules that add updates up. The sum counts for all its updates, each with the delay of the leaf's
-        version. A sum with more updates than the buffer has room for is never refused: the buffer takes the whole sum,
-        or closes before it (:class:`fastagg.Buffer`, ``overflow=``). A buffer that stays half full at the end waits for
-        ``at_least=`` and ``grace=``, or for :meth:`close_round`. The sum's bits depend on the order in which leaves
-        fold and in which their sums arrive.
+        This is for rules that add updates up. Each update of the sum counts, with the delay of the leaf's version. A
+        sum with more updates than the buffer has room for is not refused: either the buffer takes the whole sum, or a
+        step is made before it (:class:`fastagg.Buffer`, ``overflow=``). A buffer that stays half full at the end waits
+        for ``at_least=`` and ``grace=``, or for :meth:`close_round`. The sum's bits depend on the order in which leaves
+        add updates and in which their sums arrive.
 
         Args:
             client: the leaf's id. The server dispatches to a leaf as to a client.
@@ -670,26 +672,26 @@ class Server:
             version, incarnation, task, offset: as in :meth:`receive`.
 
         Raises:
-            ConfigError: the rule needs every single update, or the sum has over 1,048,576 updates more than the buffer.
+            ConfigError: the rule needs each single update, or the sum has over 1,048,576 updates more than the buffer.
             UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
         """
         return self._take(Answer(client, partial, version, None, task, offset, incarnation, "partial"))
 
     def close_round(self, *, if_due: bool = False) -> float | None:
-        """Take a step now, along the mean of the updates that have arrived since the last step.
+        """Make a step now, along the mean of the updates that have arrived since the last step.
 
         Use it to end a synchronous round in which some clients failed. Later answers of these clients are refused,
-        because the version of their tasks is old. The tasks stay open until the clients answer or are forgotten. The
-        call also takes a step with a half-full buffer (FedBuff, FADAS).
+        because the version of their tasks is old. The tasks stay open until the clients answer or are forgotten. With
+        an asynchronous rule (FedBuff, FADAS), the call makes a step from a buffer that is not full.
 
         Args:
-            if_due: step only if ``at_least`` updates have come and ``grace`` seconds have passed since
+            if_due: whether to step only if ``at_least`` updates have come and ``grace`` seconds have passed since
                 (:class:`fastagg.Buffer`). ``dispatch`` and ``receive`` check this themselves. A program that calls
                 neither while it waits for a new version should call this about once a second.
 
         Returns:
             The learning rate of the step. None if there was no step: no update had arrived, the step is not due, the
-                rule has no buffer, or the rule does more than add at every update (FedAC, FedEcho).
+                rule has no buffer, or the rule runs Python code for every update (FedAC, FedEcho).
 
         Example:
             >>> server = fastagg.FedAvg(torch.zeros(2), clients_per_round=None)
@@ -717,7 +719,7 @@ class Server:
             self._watch.refused(error)
 
     def _say_what_is_missing(self) -> None:
-        """Log once per version, after a minute, that the step after this version waits for other clients."""
+        """If clients have come too soon for a minute, log once that the next step waits for other clients."""
         version, since = self._stood
         if version != self.version:
             self._stood = self.version, time.monotonic()
@@ -739,13 +741,12 @@ class Server:
 
     @property
     def control(self) -> Tensor | None:
-        """FedAC's control variate C, [d]; None for other algorithms. Do not write to it."""
+        """FedAC's control variate C, [d]. Do not write to it. None for other algorithms."""
         return self._running.extension.control
 
     @property
     def flat(self) -> Tensor:
-        """The trainable parameters of the current version as one vector [d], in fp32 or ``model_dtype``. Do not write
-        to it.
+        """The current version's trainable parameters as one vector [d], in fp32 or ``model_dtype``. Do not write to it.
 
         The vector is not copied and never changes: later steps write to other memory. Read the attribute again for the
         next version."""
@@ -753,12 +754,12 @@ class Server:
         return flat
 
     def parameters(self) -> Any:
-        """The current version of the model in the form of ``params``. Do not write to it.
+        """Return the current version of the model in the form of ``params``. Do not write to the arrays.
 
         The result is a dict (for ``load_state_dict``) for a module or a state_dict, a list of arrays, or the flat
-        array. The arrays are torch's, or NumPy's (read-only) if the model came in NumPy's. All arrays are of the same
-        version, even if another thread steps. They are views of :attr:`flat`, which never change, or copies if their
-        dtype is another than that of :attr:`flat`.
+        array. The arrays are torch's, or, if the model came in NumPy's arrays, NumPy's and read-only. All arrays are of
+        the same version, even if another thread makes a step. Arrays with the dtype of :attr:`flat` are views of it,
+        and never change. Other arrays are copies.
 
         Example:
             >>> server = fastagg.FedBuff(torch.nn.Linear(3, 2))
@@ -770,19 +771,19 @@ class Server:
         return layout.as_given(layout.views(*self.current()))
 
     def current(self) -> ModelState:
-        """The current version as vectors: ``flat``, [d]; ``buffers``, fp32, [number of buffer elements]; ``counters``.
+        """Return the current version as vectors: ``flat``, [d], ``buffers``, fp32, and a list of ``counters``.
 
-        All vectors are of the same version, even if another thread steps. They never change. Do not write to them.
+        All are of the same version, even if another thread makes a step. They never change. Do not write to them.
         """
         flat, held = self._engine.current()
         return ModelState(flat, held.values, held.counters)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the server's state, by part.
+        """Return the bytes of the server's state, by part.
 
-        The parts are ``model``, ``moments``, ``direction`` (buffers and caches; FedEcho's ``logits`` are separate),
-        ``versions`` (those that the rule keeps for open tasks, and older ones that you still hold through a
-        :class:`fastagg.Dispatch`, :attr:`flat` or :meth:`parameters`), ``clients`` (the ledger of tasks), ``buffers``
+        The parts are ``model``, ``moments``, ``direction`` (buffers and caches of updates), ``logits`` (FedEcho only),
+        ``versions`` (older versions that the rule keeps for open tasks, or that you still use through a
+        :class:`fastagg.Dispatch`, :attr:`flat` or :meth:`parameters`), ``clients`` (the table of tasks), ``buffers``
         (running statistics), ``journal`` (records that wait for the disk), and ``total``.
 
         Example:
@@ -805,14 +806,14 @@ class Server:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """All settings as plain data."""
+        """Return all settings as plain data."""
         return engine.config(self._parts, self._running)
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
-        """The whole state as plain data and tensors. A server that loads it continues with the same bits.
+        """Return the whole state as plain data and tensors. A server that loads the state continues with the same bits.
 
         Args:
-            copy: True for copies of tensors. False for the server's own tensors, which change when the server steps.
+            copy: whether to copy tensors. If False, the result has the server's own tensors, which later steps change.
         """
         with self._engine.reading:
             state = engine.whole(self._parts, self._running)
@@ -862,7 +863,7 @@ class Server:
     # -- a folder ------------------------------------------------------------------------------------------------
 
     def _attach(self, log: ServerLog, watch: RefusalWatch) -> None:
-        """Write everything that changes the server to this log from now on."""
+        """From now on, write all changes of the server to ``log``, and report refused calls to ``watch``."""
         self._log, self._watch, self._admission.logs = log, watch, True
         self._engine.attach(log.journal)
 
@@ -878,12 +879,12 @@ class Server:
 
     @property
     def durability(self) -> str:
-        """Which receipts of a server of :func:`fastagg.open` wait for the disk: ``none``, those of an update that makes
+        """The receipts of a server of :func:`fastagg.open` that wait for the disk: ``none``, those of updates that make
         a ``step``, or those of every ``arrival``."""
         return self._in_log("durability").durability
 
     def flush(self) -> None:
-        """Wait until all that has happened so far is on the disk. A server without a folder has nothing to wait for.
+        """Wait until all changes so far are on the disk. A server without a folder has nothing to wait for.
 
         Raises:
             NotDurable: the disk cannot be written.
@@ -899,19 +900,20 @@ class Server:
             The checkpoint's folder.
 
         Raises:
-            CheckpointError: the checkpoint could not be written. Earlier ones stay. NotDurable: the log could not be
-                written.
+            CheckpointError: the checkpoint could not be written. Earlier checkpoints stay.
+            NotDurable: the log could not be written.
             ConfigError: the server has no folder: use :meth:`save`.
             Reentered: the caller is a rule of your own, or a signal handler that interrupted a step.
         """
         return self._in_log("checkpoint").checkpoint()
 
     def close(self) -> None:
-        """Write all records that wait and release the folder. From then on the server can only be read. You may call
-        this at any time and several times, also in a signal handler.
+        """Write all waiting records and unlock the folder. Afterwards the server can only be read. You may call this at
+        any time and several times, also in a signal handler.
 
         Raises:
-            NotDurable: the waiting records could not be written. Reentered: the caller is in the middle of a step.
+            NotDurable: the waiting records could not be written.
+            Reentered: the caller is in the middle of a step.
         """
         if self._log is not None:
             self._log.close()

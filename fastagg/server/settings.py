@@ -1,4 +1,4 @@
-"""A server's settings. Each is declared once, with its type, default and range. Server's docstring explains them.
+"""A server's settings. Each setting is declared once, with its type, default and range. Server's docstring explains it.
 
 The keyword arguments of :class:`fastagg.Server` and of the presets, the checks and the settings in a checkpoint all
 come from these declarations.
@@ -53,7 +53,7 @@ class ClientSettings(DelaySettings, total=False):
 
 
 class ActiveSettings(BaseSettings, total=False):
-    """ACED's arguments. Its own ``max_delay`` limits how long a client's cached update counts."""
+    """ACED's arguments. ACED has a ``max_delay`` of its own, which limits how long a client's cached update counts."""
 
     weighting: Annotated[Weighting, SettingRule(default="uniform")]
 

@@ -1,10 +1,10 @@
 """BatchNorm's running statistics and counters on the server. The rule that combines the updates also combines the
-statistics. An optimizer does not change them. A limit of a client's influence on the parameters also holds here:
+statistics. An optimizer does not change statistics. Limits of a client's influence hold for statistics, too:
 
-- Clipping: the movement of a client's statistics is scaled by the factor of the client's update.
-- A robust rule: Robust.statistics combines them. A client that sends no statistics counts as one that has not moved
-  them.
-- A number of batches: under a robust rule, the median of the clients. Else it grows by at most 2**20 in a step.
+- Clipping: the factor that scales a client's update also scales the change of the client's statistics.
+- A robust rule: ``Robust.statistics`` combines the clients' statistics. A client that sends no statistics counts as if
+  it had sent the server's.
+- Counters of batches: a robust rule takes the clients' median. Otherwise a counter grows by at most 2**20 in a step.
 """
 
 from __future__ import annotations
@@ -28,30 +28,29 @@ from fastagg.storage import memory
 
 _MOST_BATCHES = 2**20  # the most by which a number of batches grows from one version to the next
 
-Row = tuple[Tensor | None, list[int]]  # one client's values and counters; None and [] if it sent none
+Row = tuple[Tensor | None, list[int]]  # one client's values and counters. None or []: the client sent none.
 
 
 @dataclass(frozen=True)
 class Statistics:
     """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``, or
     ``weighted`` by their samples) or the last client's (``latest``), or do not change (``keep``). Integer buffers
-    become the largest of the clients', or do not change. With :class:`Robust` that rule combines the buffers of all
-    clients of the step.
+    become the largest of the clients', or do not change. With :class:`Robust`, the robust rule combines the buffers of
+    all clients of the step.
 
-    An object never changes. An arrival makes a new one, because clients may still read vectors that they were sent.
+    An object never changes. An arrival makes a new object, because clients may still read vectors that they were sent.
 
     Attributes:
         mode: ``mean``, ``weighted``, ``latest`` or ``keep``.
         values: floating-point buffers, fp32, 1-D.
         counters: integer buffers.
-        sum: the sum of the clients' floating-point buffers since the last step, each times its share.
+        sum: the sum of the clients' floating-point buffers since the last step, each multiplied by the client's share.
         maxima: the largest of the clients' integer buffers since the last step, an int64 vector.
-        count: how many clients sent floating-point buffers since the last step; if ``weighted``, the sum of their
-            shares.
-        places: ranges of elements that are not averaged: (begin, end, whether the largest counts). If not the largest,
-            the first that arrived counts.
-        counts: for each integer of all counters, whether it is a number of batches. On the device of the counters.
-        held: the counters in one vector, if a step has made it. Joining many counters takes time.
+        count: how many clients sent floating-point buffers since the last step. ``weighted``: the sum of their shares.
+        places: ranges of elements that are not averaged: (begin, end, whether the largest value counts). If False, the
+            value that arrived first counts.
+        counts: for each integer of all counters, whether it is a number of batches. A tensor on the counters' device.
+        held: the counters in one vector, if a step has made it. It saves the time to join many counters.
         rule: the robust rule, if the server has one.
         rows: with a robust rule, the clients' values and counters since the last step.
     """
@@ -177,7 +176,6 @@ class Statistics:
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
     def finite(self) -> bool:
-        """Return whether all numbers are finite."""
         held = [self.values, self.sum, *(values for values, _ in self.rows)]
         return all(bool(torch.isfinite(tensor).all()) for tensor in held if tensor is not None)
 
@@ -229,7 +227,7 @@ def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
 
 
 def divided(joined: Tensor | list[int], like: Sequence[Tensor]) -> list[Tensor]:
-    """Inverse of :func:`joined`, with the devices and types of ``like``. ``joined`` may be a list of numbers, too."""
+    """Return the counters from the result of :func:`joined`, or from a list of numbers, as tensors like ``like``."""
     if isinstance(joined, list):
         joined = torch.tensor(joined, dtype=torch.int64, device="cpu")
     if all(own.dim() == 0 for own in like):  # BatchNorm's counters

@@ -1,4 +1,4 @@
-"""Checks which parts and settings can be combined. All such checks are here."""
+"""Checks which parts and settings of a server can be combined. A new server calls all checks before it is used."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check_bf16(direction: Direction, optimizer: Optimizer, staleness: Staleness,
 
 
 def compares_versions(direction: Direction, staleness: Staleness) -> bool:
-    """Whether a rule needs the versions that updates were trained from."""
+    """Return whether a rule compares updates with the versions that they were trained from."""
     return direction.needs_base or direction.measures or staleness.measures
 
 

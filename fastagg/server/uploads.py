@@ -1,4 +1,5 @@
-"""An update that arrives in chunks. The update is applied only when it is complete and checked."""
+"""An update that arrives in chunks (``Server.receiving``). It is applied only when it is complete and checked. Chunks
+are kept in memory (HeldUpload) or in a file (fastagg/durable/uploads.py)."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from fastagg.storage import memory, raw
 from fastagg.storage.encoded import HEADER, in_place, largest
 from fastagg.storage.pieces import DTYPES
 
-Refusing = Callable[[], AbstractContextManager[None]]  # makes a context that counts the refusals in its block
+Refusing = Callable[[], AbstractContextManager[None]]  # returns a context that reports an error that leaves its block
 
 
 class Refusals:
-    """Calls ``refused`` with an error of fastagg that leaves the block. Without an error it calls nothing, so finished
-    work stays finished even if no memory is left."""
+    """A context that calls ``refused`` with an error of fastagg that leaves its ``with`` block. Without an error it
+    calls nothing, so that the end of the block cannot fail, even if no memory is left."""
 
     __slots__ = ("_refused",)
 
@@ -71,8 +72,7 @@ class Upload:
             if not HEADER <= encoded <= largest(size):
                 raise EncodingError(f"encoded: expected {HEADER} to {largest(size)} bytes, got {encoded}")
             self._dtype, self._nbytes, self._expected = torch.uint8, encoded, f"{encoded} bytes"
-        # There is a lock for each call that writes to the upload or ends it. The call with the first locked one may go
-        # on.
+        # A lock for each running call that writes or ends the upload. Only the call with the first locked lock may run.
         self._turns: list[threading.Lock] = []
         self._is_replaced = False
         self.state = "open" if self._nbytes else "complete"
@@ -81,12 +81,12 @@ class Upload:
         return self
 
     def write(self, chunk: bytes | bytearray | memoryview) -> int:
-        """Add the next bytes, any number of them. Numbers may be split between two chunks. Returns how many bytes have
-        come so far.
+        """Add any number of bytes. A number may be split between two chunks. Return how many bytes have come so far.
 
         Raises:
-            ShapeMismatch: more bytes have come than were announced. NotDurable: the disk failed. Busy: another thread
-                is writing to this upload.
+            ShapeMismatch: more bytes have come than were announced.
+            NotDurable: the disk failed.
+            Busy: another thread is writing to this upload.
             UnknownVersion: a newer upload has begun for the same task.
         """
         chunk = bytes(memoryview(chunk).cast("B"))  # copied, because the chunk's owner may write to it meanwhile
@@ -115,8 +115,8 @@ class Upload:
                 self._end(error is None)
 
     def give_way(self) -> bool:
-        """Drop the upload for a newer one, if it is open and no thread is writing to it. Return whether it has ended. A
-        complete upload does not end here."""
+        """If the upload is open and no thread is writing to it, drop it for a newer upload. Return whether the upload
+        has ended. A complete upload is not dropped."""
         with (turn := threading.Lock()):
             if self.state == "complete" or not self._is_first(turn):
                 return False
@@ -147,11 +147,11 @@ class Upload:
         """Return whether no other call writes to the upload or ends it. The caller's ``with`` statement locks and
         unlocks ``turn``, so an interrupt cannot leave ``turn`` locked."""
         if any(other.locked() for other in self._turns.copy()):
-            return False  # `turn` is not in the list, so it keeps out no later call
+            return False  # `turn` is not in the list, so it does not block later calls
         self._turns.append(turn)
         if next(other for other in self._turns.copy() if other.locked()) is not turn:
             return False
-        # removes the turns of ended calls; only the call with the first locked one comes here
+        # Only the call with the first locked lock comes here. The locks before it are those of ended calls.
         del self._turns[: self._turns.index(turn)]
         return True
 
@@ -167,7 +167,7 @@ class Upload:
         raise NotImplementedError
 
     def _close(self) -> bool:
-        """Release what the upload holds. Return whether the server has taken it."""
+        """Release the upload's memory or file. Return whether the server has taken the update."""
         return hasattr(self, "receipt")
 
 

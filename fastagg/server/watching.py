@@ -1,6 +1,6 @@
-"""What a running server reports: lines in the log, and metrics for Prometheus.
+"""Reports what happens on a running server: as lines of the logger ``fastagg``, and as metrics for Prometheus.
 
-A server reports nothing before :func:`watch` is called.
+A server without a folder reports nothing before :func:`watch` is called. :func:`fastagg.open` turns on the log lines.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fastagg.server.dispatch import Client, Dispatch
 from fastagg.server.server import Server
 
 _log = logging.getLogger("fastagg")
-_EVERY = 1.0  # seconds from a line to the next one with the same reason, at least
+_EVERY = 1.0  # the least seconds between two lines about the same kind of refusal
 _SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
-_OPEN = 100_000  # for how many unanswered tasks the time of dispatch is kept
+_OPEN = 100_000  # the most unanswered tasks whose time of dispatch is kept
 TIMES = ("client", "dispatched", "answered")  # the columns of a file of times
 _DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 Sends = Callable[[Client, int | None, int | None], Dispatch]
@@ -36,10 +36,11 @@ Sends = Callable[[Client, int | None, int | None], Dispatch]
 def watch(
     server: Server, registry: Foreign = None, *, slow: float = 1.0, times: str | os.PathLike[str] | None = None
 ) -> Server:
-    """Let a server report what happens to it. Servers of :func:`fastagg.open` write to the log without this call.
+    """Let a server report refusals, slow answers and metrics.
 
     The logger ``fastagg`` gets a line for a refusal and for a slow answer. For each kind of refusal there is at most
-    one line a second, which tells how many there were.
+    one line a second, with the number of refusals since the last line. A server of :func:`fastagg.open` logs these
+    lines even without this call.
 
     Args:
         server: the server to watch. It is returned.
@@ -51,14 +52,14 @@ def watch(
         slow: an answer is slow if it takes at least this many seconds.
         times: a CSV file with a line for each answer to a task: the client, when its task was sent, and when it was
             answered, in seconds since 1970. Lines are appended to an existing file of this form. The simulator replays
-            it (``delay.name = "measured"``). Tasks from :meth:`Server.hand_on`, and tasks that were sent before a
-            restart, have no line. If the disk is full, the server goes on, the log gets an error, and the file gets no
-            more lines.
+            the file (``delay.name = "measured"``). Tasks from :meth:`Server.hand_on`, and tasks that were sent before a
+            restart, have no line. If the disk is full, an error is logged, the file gets no more lines, and the server
+            keeps running.
 
     Raises:
         MissingDependency: ``registry`` is given, but prometheus_client is not installed.
-        ConfigError: ``server`` is not a server, or already has a registry or a file of times. Or the file ``times``
-            cannot be written, or is not a file of times.
+        ConfigError: ``server`` is not a server, or already has a registry or a file of times. The file ``times`` cannot
+            be written, or is not a file of times.
 
     Example:
         >>> server = fastagg.watch(fastagg.FedBuff(torch.zeros(2)), slow=0.5)
@@ -89,18 +90,18 @@ def watch_of(server: Server) -> ServerWatch | None:
 
 
 class ServerWatch:
-    """Reports on a server, which calls its methods.
+    """Reports on one server. The server calls these methods.
 
     Attributes:
-        numbers: the metrics. None without a registry.
-        times: writes a file with the times of tasks and answers. None without such a file.
+        numbers: the metrics. None: there is no registry.
+        times: writes the file with the times of tasks and answers. None: there is no such file.
     """
 
     def __init__(self) -> None:
         self.slow = math.inf
         self.numbers: ServerMetrics | None = None
         self.times: AnswerTimes | None = None
-        # By reason: the time of the last line, and the number of refusals since then.
+        # Kind of refusal -> the time of its last line, and the number of refusals since then.
         self._said: dict[str, tuple[float, int]] = {}
 
     def begin(self, server: Server, slow: float, numbers: ServerMetrics | None = None) -> None:
@@ -123,8 +124,8 @@ class ServerWatch:
             self.numbers.arrived(delays, seconds, waited)
 
     def refused(self, error: FastaggError) -> None:
-        """Report a refused call. A second answer to a task is logged as information only, because the sender is told
-        the first outcome."""
+        """Report a refused call. A second answer to a task is logged only at the level of information, because its
+        sender gets the outcome of the first answer."""
         reason, now = type(error).__name__, time.monotonic()
         if self.numbers is not None:
             self.numbers.refused(reason)
@@ -140,11 +141,11 @@ class ServerWatch:
 
 
 class AnswerTimes:
-    """A CSV file with the times when tasks were sent and answered. Each write is of whole lines, so threads need no
-    lock. If the disk refuses a line, the file gets no more lines. Answers are not affected."""
+    """Writes a CSV file with the times when tasks were sent and answered. Each write has whole lines, so threads need
+    no lock. If the disk refuses a line, the file gets no more lines. Answers are not affected."""
 
     def __init__(self, path: Path) -> None:
-        self._sent: OrderedDict[int, tuple[Client, float]] = OrderedDict()  # by the task's id
+        self._sent: OrderedDict[int, tuple[Client, float]] = OrderedDict()  # task's id -> client, time of dispatch
         # Computed once, so that changes of the system's clock affect no duration.
         self._offset = time.time() - time.monotonic()
         self._path, self._ended = path, False
@@ -161,12 +162,12 @@ class AnswerTimes:
             raise ConfigError(f"times: {path} holds something else: its first line is not {heading.decode().strip()}")
 
     def sending(self, dispatch: Sends) -> Sends:
-        """Return a dispatch that notes when each task was sent."""
+        """Return a function that calls ``dispatch`` and notes when the task was sent."""
 
         def noted(client: Client, format: int | None, local_steps: int | None) -> Dispatch:
             task = dispatch(client, format, local_steps)
-            with contextlib.suppress(MemoryError):  # the task was sent all the same, and only its line is missing
-                # The same task may be sent again.
+            with contextlib.suppress(MemoryError):  # the task has been sent, and only its line will be missing
+                # A task that is sent again keeps the time of its first dispatch.
                 if task.id is not None and task.id not in self._sent and not self._ended:
                     self._sent[task.id] = task.client, self._now()
                     if len(self._sent) > _OPEN:

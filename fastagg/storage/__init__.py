@@ -1,1 +1,1 @@
-"""The memory that holds numbers: updates as they arrive, vectors, clients' rows, and the devices."""
+"""Memory and files of numbers: arriving updates, vectors, the rows that are cached for clients, and their devices."""

@@ -1,4 +1,5 @@
-"""The rows that ACE, ACED, CA2FL and FedEcho keep for every client, in small formats."""
+"""A cache with one row of numbers for each client, in a small format. ACE, ACED and CA2FL keep updates in it, FedEcho
+keeps logits."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ FORMATS = {name: bits for name, (bits, _) in native.row_formats.items()}  # bits
 
 
 class ClientCache:
-    """``slots`` rows of ``size`` elements in one allocation.
+    """A cache of ``slots`` rows of ``size`` elements, in one allocation.
 
-    The formats are ``fp32``, ``bf16``, ``int8`` and ``int4``. The last two have an fp32 scale for every 256 elements
-    (1.6% and 3.1% of the row). All but fp32 are rounded stochastically and without bias, by a counter-based generator
-    keyed by seed, client, arrival and element (the ACE paper, F.3.3, for 8 bits). :func:`fastagg.ops.cached_step_`
-    writes rows, and :func:`fastagg.ops.read_row` reads them.
+    The formats are ``fp32``, ``bf16``, ``int8`` and ``int4``. An ``int8`` or ``int4`` row has an fp32 scale for every
+    256 elements, which adds 1.6% or 3.1% to its bytes. Elements of all formats but fp32 are rounded stochastically and
+    without bias (the ACE paper, F.3.3, for 8 bits). A counter-based generator draws the rounding from the seed, the
+    client, the arrival and the element. :func:`fastagg.ops.cached_step_` writes rows, and
+    :func:`fastagg.ops.read_row` reads them.
 
     Args:
         size: d, elements of a row.
@@ -34,7 +36,7 @@ class ClientCache:
 
     Attributes:
         data: all rows, [slots, bytes of a row] uint8. Rows are padded to whole scale blocks.
-        scales: [slots, scale blocks] fp32. Empty for fp32 and bf16.
+        scales: all scales, [slots, scale blocks] fp32. Empty for fp32 and bf16.
 
     Raises:
         ConfigError: a setting is out of range, or the cache does not fit into memory (checked before allocating).
@@ -53,7 +55,7 @@ class ClientCache:
         _refuse_if_larger_than_memory(self.nbytes(), slots, size, format, self.device)
         self.data = memory.empty_bytes(slots * self.row_bytes, self.device, recycle=False).view(slots, self.row_bytes)
         scales = memory.empty(slots * self.row_scales, self.device)
-        if self.data.is_cuda:  # kernels also load rows of weight 0, which a memory checker would report
+        if self.data.is_cuda:  # kernels also load unwritten rows (with weight 0), which a memory checker would report
             self.data.zero_(), scales.zero_()
         self.scales = scales.view(slots, self.row_scales)
         self.native = native.Rows(
@@ -64,14 +66,14 @@ class ClientCache:
         """Return the bytes of all rows and scales."""
         return self.slots * (self.row_bytes + 4 * self.row_scales)
 
-    if not TYPE_CHECKING:  # so that a misspelt attribute is still found
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they still find a misspelt attribute
 
         def __getattr__(self, name: str) -> object:
             raise _checks.no_attribute(self, name)
 
     def state_dict(self, slots: list[int], *, data: bool = True) -> State:
-        """Return the rows in ``slots``: the slots in use. If these are all slots, the rows are not copied. ``data``:
-        False leaves out the rows' numbers."""
+        """Return the rows of ``slots``, the slots in use. If all slots are in use, the rows are not copied. ``data``:
+        whether to include the rows' numbers."""
         if not data:
             return {"format": self.format, "slots": list(slots), "data": None, "scales": None}
         whole = slots == list(range(self.slots))
@@ -95,7 +97,7 @@ class ClientCache:
         if tuple(state["data"].shape) != shape:
             raise ValueError(f"expected cached updates of shape {list(shape)}, got {list(state['data'].shape)}")
         numbers = [state["scales"]]
-        if not self.row_scales:  # without the padding, which may hold anything
+        if not self.row_scales:  # the padding is left out, because it was never written
             dtype = torch.float32 if self.format == "fp32" else torch.bfloat16
             numbers.append(state["data"].view(dtype)[:, : self.size])
         if not all(bool(torch.isfinite(part).all()) for part in numbers):

@@ -1,4 +1,4 @@
-"""Attributes that change together with the model."""
+"""Attributes of rules and leaves that the engine can set in the same commit as the model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 class SwapCell(Generic[T]):
-    """An attribute whose value the engine exchanges in a commit, as a pointer: it calls no code of Python's.
+    """An attribute that the engine can set in a commit. The engine exchanges a pointer, so no Python code runs.
 
-    A rule names it in its moves: ``findings.moves = [(self, "control", control)]``. Who assigns it otherwise is alone
-    with the object.
+    A rule requests it with ``findings.moves = [(self, "control", control)]``. Other code may assign the attribute only
+    while no other thread uses the object.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._place = f"_{name}_cell"  # csrc/bindings/extension.cpp looks there
+        self._place = f"_{name}_cell"  # csrc/bindings/extension.cpp uses the same name
 
     @overload
     def __get__(self, instance: None, owner: type) -> SwapCell[T]: ...

@@ -1,4 +1,4 @@
-"""Chooses the device of a server's state."""
+"""Chooses the device of a new server's state, and checks that this build has kernels for the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastagg.errors import ConfigError, DeviceError
 
 
 def choose(device: torch.device | str | None, params: Arrays) -> torch.device:
-    """Return the requested device. By default it is the model's own if that is a CUDA device, otherwise the CPU."""
+    """Return the requested device. None: the device of the model if this is a CUDA device, otherwise the CPU."""
     if device is None:
         arrays = params.values() if isinstance(params, dict) else params
         if isinstance(params, torch.nn.Module):
@@ -65,9 +65,10 @@ def _check_kernels(device: torch.device) -> None:
 
 
 def _has_code(major: int, minor: int, built: list[str], ptx: str) -> bool:
-    """Return whether a device can run this code: of the same major version and no later minor one, or older PTX.
+    """Return whether a device of compute capability ``major.minor`` can run code for the capabilities ``built``.
 
-    Code with a letter runs only on one kind of device (90a), or on the devices of its family (100f).
+    Code runs on devices with the same major number and the same or a larger minor number. Code with the letter a (90a)
+    runs only on devices of exactly this capability. PTX runs on devices of the same or a larger capability.
     """
     card = 10 * major + minor
     numbers = [(int(arch.rstrip("af")), arch.endswith("a")) for arch in built]

@@ -1,4 +1,4 @@
-"""An encoded update. A client sends it in place of the update's numbers, and kernels read it without decoding."""
+"""Encoded updates, which clients send in place of an update's numbers. Kernels read them without decoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastagg._types import Arrays, Native
 from fastagg.errors import EncodingError
 from fastagg.storage import memory
 
-HEADER = 64  # bytes, csrc/math/wire.h
+HEADER = 64  # bytes of the header (csrc/math/wire.h)
 
 
 def largest(size: int) -> int:
@@ -23,7 +23,7 @@ def largest(size: int) -> int:
 
 
 class Encoded:
-    """An update that :func:`fastagg.encode` made. It was checked, and never changes.
+    """An update that :func:`fastagg.encode` made. Its bytes have been checked, and never change.
 
     A server takes this object in place of an update: ``server.receive(client, encoded)``. It can be pickled.
 
@@ -60,8 +60,8 @@ class Encoded:
         return int(self.native.nbytes)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the encoded update's arrays by name, read-only and not copied, for frameworks that send arrays. The
-        ``header`` describes the others. docs/encoding.md has their types."""
+        """Return the encoded update's arrays by name, for frameworks that send arrays. The arrays are read-only and not
+        copied. The array ``header`` describes the other arrays. docs/encoding.md has their types."""
         data = self.native.bytes
         arrays = {"header": data[:HEADER]}
         for name, kind, count, begin in self.native.arrays():
@@ -76,7 +76,7 @@ class Encoded:
         Raises:
             EncodingError: an array is missing, has another type or length, or holds invalid values.
         """
-        if isinstance(arrays, (list, tuple)) and arrays:  # from a framework that sends no names
+        if isinstance(arrays, (list, tuple)) and arrays:  # some frameworks send arrays without names
             layout = native.encoding.layout(_bytes({"header": arrays[0]}, "header", "u1", HEADER))[1]
             names = ["header", *(name for name, *_ in layout)]
             arrays = dict(zip(names, arrays, strict=False)) if len(arrays) == len(names) else arrays
@@ -125,7 +125,7 @@ class Encoded:
 
 
 def in_place(data: memoryview | np.ndarray) -> Encoded:
-    """Return the encoded update in these bytes. They are not copied, so they must not change any more."""
+    """Return the encoded update in ``data``. The bytes are not copied, so they must not change any more."""
     return Encoded(native.encoding.Encoded(data, own=True))
 
 

@@ -1,4 +1,5 @@
-"""Operations on open files that differ between operating systems."""
+"""Operations on files that checkpoints, results and pictures need: whole files, synced names, reserved room. Operating
+systems differ in how to get these guarantees."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from fastagg.errors import CheckpointError, FastaggError
 
 
 class OtherFormat(CheckpointError):
-    """A file has another format, which does not mean that it is damaged. csrc/log/segment.cpp has this error for the
-    log."""
+    """A file has a format that this version cannot read. The file may be undamaged. For files of the log,
+    csrc/log/segment.cpp has the same message."""
 
     def __init__(self, what: object, number: object, reads: int) -> None:
         super().__init__(f"{what}: it is of format {number!r}, and this version of fastagg reads format {reads}")
@@ -36,40 +37,40 @@ def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Itera
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the error means that the volume, or a user's quota, has no room."""
+    """Return whether the error means that the volume, or a user's quota, has no room."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def allocate(file: int, size: int) -> None:
-    """Reserve room for ``size`` bytes, so that writing there does not fail and a sync need not write metadata. If there
-    is not enough room for all bytes, the file stays as it was."""
+    """Reserve room for the file's first ``size`` bytes, so that writing there does not fail and a sync need not write
+    metadata. If there is not enough room for all bytes, raise OSError and leave the file as it was."""
     status = os.fstat(file)
     at = status.st_size
     try:
         if hasattr(os, "posix_fallocate"):
             if status.st_blocks * 512 < at:
                 at = 0
-            if at < size:  # only these, because a full XFS refuses even blocks that the file has
+            if at < size:  # only the missing bytes, because a full XFS refuses even blocks that the file has
                 os.posix_fallocate(file, at, size - at)
             return
         while at < size:
             at += os.pwrite(file, bytes(min(size - at, 1 << 20)), at)
     except OSError:
-        os.ftruncate(file, status.st_size)  # gives the reserved blocks back
+        os.ftruncate(file, status.st_size)  # frees the reserved blocks
         raise
 
 
 def write_in_place(folder: int) -> None:
-    """Let new files in a folder be overwritten in place. btrfs would otherwise copy the blocks, which takes room."""
-    with contextlib.suppress(OSError):  # other file systems lack this flag, and do not need it
+    """Let new files in a folder be overwritten in place. Otherwise btrfs writes to new blocks, which takes room."""
+    with contextlib.suppress(OSError):  # other file systems lack the flag, and do not need it
         (flags,) = struct.unpack("l", fcntl.ioctl(folder, 0x80086601, bytes(8)))  # FS_IOC_GETFLAGS
         fcntl.ioctl(folder, 0x40086602, struct.pack("l", flags | 0x00800000))  # FS_IOC_SETFLAGS, FS_NOCOW_FL
 
 
 def sync(file: int, *, names: bool = False) -> None:
-    """Wait until a file's content is on the disk. With ``names``, ``file`` is a folder, and its names are synced.
+    """Wait until a file's content is on the disk. ``names``: whether ``file`` is a folder, whose names are synced.
 
-    As in csrc/log/disk.cpp: on macOS a plain sync would leave the data in the disk's own cache.
+    On macOS, a plain fsync would leave the data in the disk's own cache. csrc/log/disk.cpp does the same.
     """
     full = getattr(fcntl, "F_FULLFSYNC", None)
     if full is not None:
@@ -83,7 +84,7 @@ def sync(file: int, *, names: bool = False) -> None:
 
 
 def sync_folder(path: Path | str, *, inside: int | None = None) -> None:
-    """Wait until the names in a folder are on the disk. ``inside``: the open folder to which ``path`` is relative."""
+    """Wait until the names in a folder are on the disk. ``inside``: the open folder where ``path`` starts, or None."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=inside)
     try:
         sync(folder, names=True)
@@ -92,8 +93,8 @@ def sync_folder(path: Path | str, *, inside: int | None = None) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, if they do not exist. Their names are on the disk when this returns, even if a
-    killed process has made them."""
+    """Make a folder and its parents, if they do not exist. When this returns, their names are on the disk, even names
+    that another process made before it was killed."""
     path.mkdir(parents=True, exist_ok=True)
     for parent in path.absolute().parents:
         try:
@@ -101,13 +102,13 @@ def make_folder(path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL):
                 raise
-            return  # a folder that we may not open was there before
+            return  # this process cannot have made a folder that it may not open, so no sync is needed
 
 
 @contextlib.contextmanager
 def whole(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """Open a new file for a ``with`` block. If the block ends without an error, the file replaces ``path``, and is on
-    the disk. Otherwise nothing has changed. ``mode``: the new file's mode. None: the system's default."""
+    """Open a new file for a ``with`` block. If the block ends without an error, the new file is synced and replaces
+    ``path``. Otherwise ``path`` does not change. ``mode``: the new file's permissions. None: the system's default."""
     temporary = path.with_name(f"{path.name}{secrets.token_hex(4)}.partial")
     try:
         with open(temporary, "xb", opener=partial(os.open, mode=0o666 if mode is None else 0o600)) as file:

@@ -1,4 +1,4 @@
-"""Memory that a device has not read yet. The host does not wait for it."""
+"""Keeps memory alive until a device has read it. The host does not wait for the device."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections import deque
 
 import torch
 
-# events, and the objects that are kept until the events have happened
+# (event, object): the object is kept until the event has happened
 _unread: deque[tuple[torch.cuda.Event, object]] = deque()
 
 
 class Lease:
     """Keeps memory of another library until the device has done all work that was launched while this object lived.
-    Otherwise its owner could reuse the memory as soon as nobody holds it.
+    Otherwise the library could reuse the memory while the device still reads it.
 
     Args:
-        owner: the object that holds the memory.
-        device: the device of the launches, which are on its current stream.
+        owner: the other library's object that owns the memory.
+        device: the device of the work. Only work on the stream that is current when the lease is made counts.
     """
 
     __slots__ = ("_owner", "_stream")
@@ -36,11 +36,11 @@ class Lease:
 
 
 def _sweep() -> None:
-    """Release memory that was read. It takes no lock, because it may run wherever an object is destroyed."""
+    """Release objects whose event has happened. This takes no lock: it may run wherever an object is destroyed."""
     for _ in range(len(_unread)):
         try:
             event, owner = _unread.popleft()
-        except IndexError:  # another thread does the same
+        except IndexError:  # another thread has taken the last entry
             return
         if not event.query():
             _unread.append((event, owner))

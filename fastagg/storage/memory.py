@@ -1,4 +1,5 @@
-"""Memory of the state vectors: huge pages on Linux, reused when the last view of a vector is gone (csrc/memory)."""
+"""Allocates all vectors that native code writes to: in huge pages on Linux. Their memory is reused when their last view
+is gone (csrc/memory)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _process = os.getpid()
 
 def without_parents_threads() -> None:
     """Let torch use one thread, if this process is a fork of the process that imported this module. A fork does not
-    have its parent's threads. Torch's operations on 32,768 elements or more would wait for these for ever."""
+    have its parent's threads. Torch's operations on 32,768 elements or more would wait for these threads for ever."""
     if os.getpid() != _process and torch.get_num_threads() > 1:
         torch.set_num_threads(1)
 
@@ -44,7 +45,7 @@ def empty(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = to
 def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: bool = True) -> Tensor:
     """Return a 1-D uint8 tensor of ``nbytes`` uninitialised bytes on ``device``.
 
-    Without ``recycle``, the memory goes back to the operating system when the last view is gone."""
+    When the last view is gone, the memory is kept for reuse, or, if ``recycle`` is False, returned to the system."""
     if torch.device(device).type == "cpu":
         made: Tensor = native.memory.bytes(nbytes, recycle)
         return made
@@ -58,7 +59,7 @@ def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: boo
 
 
 def reserve(size: int, count: int) -> None:
-    """Reserve ``count`` vectors of ``size`` elements for reuse. This saves time, and costs memory once it is used."""
+    """Make the memory of ``count`` vectors of ``size`` elements in advance. Later vectors of this size reuse it."""
     _ = [empty(size) for _ in range(count)]
 
 
@@ -73,5 +74,5 @@ def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def trim() -> None:
-    """Give blocks kept for reuse back to the operating system, if you will not need them soon."""
+    """Return all memory that is kept for reuse to the operating system."""
     native.memory.trim()

@@ -1,4 +1,5 @@
-"""An update as it arrived: consecutive pieces of the flat vector. The kernels read the pieces in place."""
+"""An update as it arrived: consecutive pieces of the flat vector, which kernels read in place. Pieces are made from
+arrays of torch, NumPy or other libraries. Arrays that are not safe to read are refused."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from fastagg._types import Arrays
 from fastagg.errors import DTypeMismatch
 from fastagg.storage.lease import Lease
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # by their codes in csrc/plan.h
-# The log's codes of an update's types. uint8 stands for the bytes of an encoded update.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # code in csrc/plan.h -> type
+# Type of an update -> its code in the log. uint8 is the type of an encoded update's bytes.
 STREAMED = {dtype: code for code, dtype in enumerate(DTYPES)} | {torch.uint8: 7}
 _TORCH_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _WHOLE = len(DTYPES)  # the code of int64
 _ENCODED = 8  # the code of an encoded update, which is a single piece
 # Returns the address, element count and type code of a contiguous CPU tensor of torch's own class. Otherwise None.
 _look = native.memory.look
-HOST = torch.device("cpu")  # a constant, because making a device takes as long as comparing three
+HOST = torch.device("cpu")  # a constant, because making a device takes as long as three comparisons
 # Keys are types in native byte order. A lookup by the type's name would take longer than reading a small layer.
 _NUMPY_CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
 
@@ -33,8 +34,8 @@ class Pieces:
     """Consecutive 1-D pieces of a flat vector on one device.
 
     Each piece is a torch tensor, a NumPy array or anything with DLPack, of any shape, in fp32, fp16 or bf16. Only a
-    piece that is not contiguous is copied. The pieces together are the flat vector. Addresses and sizes are read from
-    the memory itself. A size or address that a user's own class reports is ignored.
+    piece that is not contiguous is copied. The pieces together are the flat vector. A size or address that a subclass
+    of torch's or NumPy's class reports is ignored: the base class's own are used.
 
     Attributes:
         size: the number of elements of all pieces together.
@@ -45,7 +46,7 @@ class Pieces:
 
     def __init__(self, pieces: Iterable[Arrays]) -> None:
         self.owners: list[Arrays] = []  # the pieces' objects, which keep the memory alive
-        self.native: list[tuple[int, int, int]] = []  # address, elements, dtype code
+        self.native: list[tuple[int, int, int]] = []  # (address, elements, dtype code) of each piece
         self.size = 0
         self.device = HOST
         for piece in pieces:
@@ -63,13 +64,13 @@ class Pieces:
         piece = as_array(piece)
         if isinstance(piece, np.ndarray):
             code = _NUMPY_CODES.get(piece.dtype)
-            if code is None and not (piece.dtype.isnative and piece.dtype.name == "bfloat16"):  # from ml_dtypes
+            if code is None and not (piece.dtype.isnative and piece.dtype.name == "bfloat16"):  # ml_dtypes' bfloat16
                 raise DTypeMismatch(
                     f"expected float32, float16 or bfloat16, got a {piece.dtype} array"
                     + ('; convert it with .astype("float32")' if piece.dtype.kind in "fiub" else "")
                 )
             code = 2 if code is None else code
-            # Only the address is used: to make a tensor of a read-only array would fail or cause a warning.
+            # Only the address is used. Making a tensor of a read-only array would fail or cause a warning.
             if not piece.flags.c_contiguous:
                 piece = np.ascontiguousarray(piece)
             self._append(piece, _address(piece), piece.size, code, HOST)
@@ -129,7 +130,7 @@ class Pieces:
         return len(self.native) == 1 and self.native[0][2] == _ENCODED
 
     def plain(self) -> Pieces:
-        """Return the same numbers as arrays. An encoded update is decoded."""
+        """Return pieces with the same numbers that are all arrays. An encoded update is decoded."""
         if not self.is_encoded:
             return self
         out = torch.empty(self.size, dtype=torch.float32, device="cpu")
@@ -145,7 +146,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def as_pieces(update: Tensor | np.ndarray | Sequence[Arrays] | Pieces) -> Pieces:
-    """Return ``update`` as pieces. It may be one array, a sequence of arrays, or pieces."""
+    """Return ``update`` as pieces. ``update`` may be one array, a sequence of arrays, or pieces."""
     if type(update) is Tensor and (native := _plain(update)) is not None:
         return _of_tensor(update, native)
     if isinstance(update, Pieces):
@@ -161,14 +162,14 @@ def _plain(tensor: Tensor) -> tuple[int, int, int] | None:
 
 
 def is_plain_fp32(tensor: Tensor) -> bool:
-    """Whether a tensor is of torch's own classes, fp32, on the CPU, contiguous and whole."""
+    """Return whether a tensor is of torch's own classes, fp32, on the CPU and contiguous."""
     memory = _look(tensor)
     return memory is not None and memory[2] == 0
 
 
 def plain_pieces(tensor: Tensor, size: int) -> Pieces | None:
     """Return a tensor of torch's own class as pieces, if it is a contiguous vector of ``size`` fp32 elements on the
-    CPU. Otherwise None. Most updates have this form, so it gets as few checks as possible."""
+    CPU. Otherwise None. Most updates have this form, so this function makes as few checks as possible."""
     if tensor.dim() != 1:
         return None
     memory = _plain(tensor)
@@ -189,8 +190,8 @@ def stored_pieces(stored: Sequence[Tensor]) -> Pieces:
 
 
 def as_array(value: Arrays) -> Tensor | np.ndarray:
-    """Return ``value`` as a plain torch tensor or NumPy array that shares its memory. Other arrays become tensors by
-    DLPack.
+    """Return ``value`` as a plain torch tensor or NumPy array that shares its memory. Arrays of other libraries become
+    tensors through DLPack.
 
     An array of a subclass becomes one of the base class with the same memory, whatever the subclass reports."""
     kind = type(value)
@@ -200,7 +201,7 @@ def as_array(value: Arrays) -> Tensor | np.ndarray:
         return _plain_tensor(value)
     if isinstance(value, np.ndarray):
         return _plain_array(value)
-    if isinstance(value, np.generic):  # the result of NumPy's arithmetic on 0-dimensional arrays
+    if isinstance(value, np.generic):  # NumPy's arithmetic on 0-dimensional arrays returns such scalars
         return np.asarray(value)
     try:
         tensor = torch.from_dlpack(checked(value))
@@ -273,7 +274,7 @@ def _refuse_freed(tensor: Tensor) -> None:
     """Refuse a dense tensor whose storage is too small, for example because of ``untyped_storage().resize_(0)``."""
     try:
         nbytes = tensor.untyped_storage().nbytes()
-    except RuntimeError as error:  # inside a transform such as torch.vmap
+    except RuntimeError as error:  # a transform such as torch.vmap is running
         raise DTypeMismatch(f"expected a tensor with its numbers in memory: {error}") from None
     size = tensor.numel()
     if not size:
@@ -293,7 +294,7 @@ def as_tensor(value: object) -> Tensor:
         if array.layout is torch.strided:
             _refuse_freed(array)
         return array
-    if array.dtype.name == "bfloat16":  # from ml_dtypes: torch cannot read this type, but its bits
+    if array.dtype.name == "bfloat16":  # ml_dtypes' type: torch cannot read it, but it can read the same bits as uint16
         return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
     try:
         # A tensor cannot be read-only, or have a negative stride or another byte order. Such arrays are copied.

@@ -1,4 +1,4 @@
-"""Memory as bytes: the bytes at an address, and checksums."""
+"""Functions on plain bytes, for files and uploads: a view of the bytes at an address, and the checksum of buffers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fastagg._build import native
 
 
 def at(address: int, nbytes: int) -> memoryview:
-    """Return the bytes at an address. The caller must keep their owner alive."""
+    """Return a view of the ``nbytes`` bytes at an address. The caller must keep the owner of this memory alive."""
     return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B") if nbytes else memoryview(b"")
 
 
 def crc32c(buffers: Sequence[bytes | bytearray | memoryview | np.ndarray], before: int = 0) -> int:
-    """Return the CRC-32C (Castagnoli) of consecutive buffers. ``before`` is the checksum of what precedes them."""
+    """Return the CRC-32C (Castagnoli) of consecutive buffers. ``before`` is the checksum of the bytes before them."""
     arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers if len(buffer)]
     if not arrays:
         return before
-    # Type and number of elements are placeholders: crc32c uses only the addresses and `bytes`.
+    # The numbers of elements and the type codes are placeholders: crc32c uses only the addresses and `bytes`.
     update = native.Update([(array.ctypes.data, 1, 1) for array in arrays])
     return int(native.crc32c(update, bytes=[array.size for array in arrays], before=before, in_software=False))

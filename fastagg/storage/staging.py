@@ -1,7 +1,7 @@
 """Copies updates from host memory to a GPU: in chunks, through pinned memory.
 
-While one chunk is transferred, the processor copies the next one into the other half of the pinned buffer. The device
-goes on computing, because the copies have their own stream. The host does not wait for the last chunk; the device does.
+While one chunk is transferred, the processor copies the next one into another slot of the pinned buffer. The copies
+have their own stream, so the device computes meanwhile. Only the device's current stream waits for the last chunk.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from fastagg._build import native
 from fastagg.storage import memory
 from fastagg.storage.pieces import DTYPES, Pieces, as_tensor
 
-_CHUNK = 16 << 20  # bytes
+_CHUNK = 16 << 20  # bytes of a chunk, and of a slot of the pinned buffer
 _SLOTS = 3
 
 
 def upload(pieces: Pieces, device: torch.device) -> Pieces:
     """Return the same update on ``device``: unchanged if it is already there, otherwise as one vector.
 
-    Pieces of one type keep it. Pieces of several types become fp32. The caller may reuse its memory after this call.
+    If all pieces have one type, the vector has this type. Otherwise the vector is fp32. The caller may write to the
+    pieces' memory after this call.
     """
     if pieces.device == device:
         return pieces
@@ -34,7 +35,7 @@ def upload(pieces: Pieces, device: torch.device) -> Pieces:
 
 
 class _Stage:
-    """The pinned buffer of one device, its stream, and the current transfers."""
+    """The pinned buffer of one device, the stream of the copies, and the current transfers."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -53,7 +54,7 @@ class _Stage:
         step = _CHUNK // dtype.itemsize
         compute = torch.cuda.current_stream(self.device)
         with self.lock:
-            # Allocated on this stream, because work on the other stream may still read memory of its own.
+            # `out` is allocated on the copies' stream, because memory freed on the other stream may still be in use.
             with torch.cuda.stream(self.stream):
                 out = memory.empty(pieces.size, self.device, dtype)
             for first in range(0, pieces.size, step):
