@@ -1,18 +1,17 @@
-"""The simulator: clients, delays and local training around a ``fastagg.Server``. One seed determines all of it.
+"""The simulator: clients, delays and local training around a ``fastagg.Server``. One seed determines all random draws.
 
     result = fastagg.sim.run("fadas-digits-large", {"algorithm.lr": 0.01}, out="runs/mine")
     result = fastagg.sim.run(config, data=FederatedData(...), model=lambda shape, classes: MyNet(classes))
     found = fastagg.sim.compare("fadas-digits-large", rules={"FADAS": "FADAS", "mine": my_rule}, seeds=5)
 
-Rooms:
+Folders:
 
-    recipes/      a run, or a table of runs, as TOML      data/      who holds which samples
-    clock/        who trains when, in virtual time        models/    small networks
-    clients/      local training, functions of your own   runs/      a run: its parts, its loop, its folder
-    comparison/   comparisons, tests                      show/      progress, tables, pictures, pages
+    recipes/      runs and tables of runs as TOML files   data/      the clients' samples
+    clock/        delays and schedules in virtual time    models/    small networks
+    clients/      local training, the user's functions    runs/      the parts, the loop and the folder of a run
+    comparison/   comparisons of runs, with tests         show/      progress, tables, pictures and reports
 
-Nothing below ``fastagg.sim`` (server, ops) imports it. Importing this package imports neither torch nor
-scikit-learn.
+The server and its rules do not import this package. Importing this package imports neither torch nor scikit-learn.
 """
 
 from __future__ import annotations
@@ -54,26 +53,26 @@ def run(
     out: str | Path | None = None,
     **settings: Any,
 ) -> Result:
-    """Run a simulation to its end and return its rows and summary.
+    """Run a simulation to its end and return its result.
 
-    Where a recipe has the name "module:function", a dict, a change or a setting may have the function itself:
-    ``algorithm=`` (a function of a model that returns a server, such as ``functools.partial(fastagg.FADAS, lr=0.01)``),
-    ``delay=``, a function of (client, number of its task, local steps, NumPy generator) that returns the task's virtual
-    time, and ``sampling=``, a function of (idle clients, virtual time, generator) that returns the client that gets the
-    model next. Both remember nothing themselves: with an argument ``view`` they get what is known of the clock, the
-    versions and the clients' history, a :class:`~fastagg.sim.clock.view.View`, so that a resumed run is the same run.
+    Where a recipe names a function as "module:function", a program may pass the function itself. ``algorithm=`` is a
+    function of a model that returns a server, such as ``functools.partial(fastagg.FADAS, lr=0.01)``. ``delay=`` is a
+    function of (client, number of the client's task, local steps, NumPy generator) that returns the task's virtual
+    time. ``sampling=`` is a function of (idle clients, virtual time, generator) that returns the client that gets the
+    next model. ``delay`` and ``sampling`` must not keep a state, because a resumed run would not have this state. With
+    an argument ``view`` they get a :class:`~fastagg.sim.clock.view.View` of the clients' history instead.
 
     Args:
         config: a Config, a recipe's name or path, or a recipe as a dict.
-        changes: changed values by dotted key ("client.lr").
-        data: the federation. It replaces the config's ``data``, as all that is passed does: pass it again to resume.
-        model: called with (shape, classes) of the data, returns the network. It replaces the config's ``model``.
-        out: the run's folder. None writes nothing.
-        **settings: further ``changes`` of keys at a recipe's first level, such as ``seed=3``, and the settings of
-            :func:`fastagg.sim.runs.run.run`, such as ``replace=True``, which deletes the run that is in ``out``.
+        changes: new values by dotted key ("client.lr").
+        data: the clients' data, in place of the config's ``data``. To resume a run, pass the same objects again.
+        model: a function of the data's (shape, classes) that returns the network, in place of the config's ``model``.
+        out: the run's folder. None: no file is written.
+        **settings: new values of keys at a recipe's first level, such as ``seed=3``. Also arguments of
+            :func:`fastagg.sim.runs.run.run`, such as ``replace=True``, which deletes an earlier run in ``out``.
 
     Raises:
-        ConfigError, DataError: an input is not as documented. Nothing has been written.
+        ConfigError, DataError: an input is not as documented. No file has been written then.
 
     Example:
         >>> from fastagg.sim import run
@@ -89,8 +88,8 @@ def run(
 
 
 def _split(settings: Plain, function: Callable[..., object], **passed: Any) -> tuple[Plain, Plain]:
-    """Return a recipe's first-level keys, which are all ``settings`` but those of ``function`` and what was passed; and
-    the others."""
+    """Divide ``settings`` into two dicts: values of a recipe's keys, and arguments of ``function``. The first dict also
+    gets the values of ``passed`` that are not None."""
     known = parameters(function)
     keys = {**{key: value for key, value in settings.items() if key not in known}, **passed}
     keys = {key: value for key, value in keys.items() if value is not None}
@@ -109,27 +108,27 @@ def compare(
     model: Callable[..., nn.Module] | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run every recipe with every rule, setting and seed, and compare them. ``fastagg compare`` does the same.
+    """Run every recipe with every rule, setting and seed, and compare the runs. ``fastagg compare`` does the same.
 
-    What ran in ``out`` already is not run again, unless data or code changed.
+    A finished run in ``out`` is not run again, unless its data or the user's code has changed.
 
     Args:
-        recipes: recipes and tables by name or path, Configs, or recipes as dicts; one, or several.
-        changes: changed values by dotted key, of all runs. Functions may take the place of names, as in :func:`run`.
-        rules: by label, what replaces the recipes' algorithm: a preset's name, a function that makes a server, or the
-            keys that a table's row has (``{"algorithm": {"name": "ACE", "lr": 0.1}, "client": {"steps": 1}}``).
-        grid: keys and the values of each; every combination is a setting.
-        seeds: how many, from the recipe's own up, or which.
+        recipes: one recipe, or several. Each is the name or path of a recipe or a table, a Config, or a dict.
+        changes: new values by dotted key, for all runs. A value may be a function, as in :func:`run`.
+        rules: replacements of the recipes' algorithm, by label. Each is a preset's name, a function that makes a
+            server, or a dict of a recipe's sections, such as ``{"algorithm": {"name": "ACE", "lr": 0.1}}``.
+        grid: a list of values for each dotted key. Every combination of values is a setting.
+        seeds: the number of seeds, from the recipe's own seed up, or a list of seeds.
         out: the folder of all runs, tables and pictures.
-        data, model: as in :func:`run`, of all runs.
-        **settings: ``algorithm``, ``delay``, ``sampling``, ``own`` and the recipe's other first-level keys; those of
+        data, model: as in :func:`run`, for all runs.
+        **settings: new values of keys at a recipe's first level, such as ``delay``. Also arguments of
             :func:`fastagg.sim.comparison.compare.compare`, such as ``jobs=2``, ``baseline="FedAvg"``, ``target=0.9``.
 
     Returns:
         A :class:`fastagg.sim.comparison.compare.Comparison`: ``results``, ``to_latex()``, ``figure()``.
 
     Raises:
-        ConfigError, DataError: an input is not as documented; all runs are checked before the first one starts.
+        ConfigError, DataError: an input is not as documented. All runs are checked before the first run starts.
 
     Example:
         >>> from fastagg.sim import compare

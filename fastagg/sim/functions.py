@@ -15,7 +15,7 @@ from fastagg.errors import ConfigError
 
 @contextmanager
 def beside(folder: str | None) -> Iterator[None]:
-    """Let modules in ``folder`` and in the current folder be found, too, in a ``with`` block."""
+    """In a ``with`` block, let Python also import modules from ``folder`` and the current folder."""
     added = [here for here in (folder, str(Path.cwd())) if here is not None and here not in sys.path]
     sys.path += added
     try:
@@ -31,8 +31,8 @@ def is_function(name: str) -> bool:
 
 
 def find(name: str, key: str) -> Callable[..., object]:
-    """Return the function ``name`` ("module:function") that a recipe names in ``key``. ConfigError: there is no such
-    function, or another module with this name is imported already."""
+    """Return the function ``name`` ("module:function") that a recipe has at ``key``. ConfigError: there is no such
+    function, or another module with the same name is already imported."""
     module, _, function = name.partition(":")
     try:
         with beside(None):
@@ -71,6 +71,6 @@ def parameters(function: object) -> Collection[str]:
 
 
 def call(function: Callable[..., object], key: str, *positional: object, **keywords: object) -> object:
-    """Call the function. A ConfigError that names ``key``: the function takes other arguments."""
+    """Call ``function`` and return its result. ConfigError, with ``key``: the function takes other arguments."""
     fits(function, key, *positional, **keywords)
     return function(*positional, **keywords)

@@ -1,9 +1,9 @@
-"""Random numbers keyed by their purpose, not by the time of the draw.
+"""Random numbers that depend on their purpose, not on the time of the draw.
 
-Every draw in a run comes from a generator made from (seed, stream, key...). For example, the delay of client 7's third
-dispatch is the same number whatever the other clients did before. So two methods with the same seed see the same
+Every draw in a run comes from a new generator, made from (seed, stream, key...). For example, the delay of client 7's
+third dispatch is the same number whatever the other clients did before. So two methods with the same seed have the same
 clients, delays and arrivals. The order in which clients are trained has no effect, and several may be trained at once.
-A resumed run needs only counters, no generator states. Importing this module imports no torch.
+The state of a run has counters instead of generators. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _HashSeed(ISeedSequence):
-    """Seeds a bit generator with words that are already random, in a seventh of the time of NumPy's SeedSequence."""
+    """Seeds a bit generator with random words. This takes a seventh of the time of NumPy's SeedSequence."""
 
     def __init__(self, words: np.ndarray) -> None:
         self._words = words
@@ -60,19 +60,19 @@ def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
 
 
 def uniform(seed: int, stream: str, *key: int) -> float:
-    """The same value as ``generator(seed, stream, *key).random()``, without building the generator."""
+    """Return the same value as ``generator(seed, stream, *key).random()``, without building the generator."""
     return native.uniform(words(seed, stream, *key))
 
 
 def below(count: int, seed: int, stream: str, *key: int) -> int:
-    """The same value as ``generator(seed, stream, *key).integers(count)``, without building the generator. ``count``
-    must be at least 1 and below 2**32."""
+    """Return the same value as ``generator(seed, stream, *key).integers(count)``, without building the generator.
+    ``count`` must be at least 1 and below 2**32."""
     return native.below(words(seed, stream, *key), count)
 
 
 def permutations(count: int, size: int, seed: bytes) -> torch.Tensor:
-    """The same int64 rows as ``count`` calls of ``permutation(size)`` on the generator that begins from ``seed``
-    (:func:`words`), without building the generator."""
+    """Return ``count`` permutations of 0 to size - 1, int64, one after the other. They equal the results of
+    ``permutation(size)`` on the generator that begins from ``seed`` (:func:`words`). The generator is not built."""
     import torch
 
     from fastagg.storage import memory
@@ -95,6 +95,6 @@ def seeded(seed: int, stream: str, *key: int, devices: Iterable[torch.device] = 
 
     several = list(devices)
     with torch.random.fork_rng(devices=several):
-        # Seeding only the CPU's generator takes a tenth of the time, because manual_seed asks for every kind of device.
+        # Seeding only the CPU's generator takes a tenth of the time, because manual_seed looks for other devices.
         (torch.manual_seed if several else torch.default_generator.manual_seed)(integer(seed, stream, *key))
         yield

@@ -1,1 +1,1 @@
-"""What a client does: local training by torch or by the extension, and functions of a researcher's own."""
+"""The work of clients: training by torch or the compiled extension, attacks, encodings, and the user's functions."""

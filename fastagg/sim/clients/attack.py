@@ -1,4 +1,4 @@
-"""Clients that lie: they send other updates than theirs, or train on other labels."""
+"""Simulates clients that lie. A liar sends another update than it has trained, or trains on wrong labels."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.recipes.sections import Attack
 from fastagg.sim.seeds import generator
 
-_KNOWN = 16  # liars know so many of the last honest updates
+_KNOWN = 16  # the number of last honest updates that liars know
 
-# By attack: a function of a liar's own update, the honest updates [n, d] and the strength, which returns the lie.
+# By attack: a function of a liar's own update, honest updates [n, d] and the strength. It returns the update to send.
 _SENDS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "sign_flip": lambda own, honest, strength: -strength * own,
     "scaling": lambda own, honest, strength: strength * own,
@@ -29,13 +29,13 @@ _STRENGTH = {"sign_flip": 1.0, "scaling": 10.0, "alie": 1.5, "inner_product": 0.
 
 
 def liars_of(attack: Attack, clients: int, seed: int) -> frozenset[int]:
-    """Return the clients that lie: a drawn ``share`` of all."""
+    """Return the clients that lie, a randomly drawn ``share`` of all clients."""
     drawn = generator(seed, "attack").permutation(clients)[: round(attack.share * clients)]
     return frozenset(drawn.tolist()) if attack.name != "none" else frozenset()
 
 
 def with_flipped_labels(data: FederatedData, attack: Attack, seed: int) -> FederatedData:
-    """Return the data for training. With ``label_flip``, liars have label c - 1 - y in place of y, of c classes.
+    """Return the data for training. With ``label_flip``, a liar's label y becomes classes - 1 - y.
 
     ConfigError: the labels are not one class for each sample.
     """
@@ -49,7 +49,7 @@ def with_flipped_labels(data: FederatedData, attack: Attack, seed: int) -> Feder
 
 
 class Liars:
-    """Makes the updates of liars. Liars know the last honest updates, as the papers assume."""
+    """Makes the updates that liars send. Liars know the last honest updates, as the papers assume."""
 
     def __init__(self, attack: Attack, clients: int, seed: int, trained: list[str]) -> None:
         """``trained``: the names of the parameters in an update."""
@@ -59,7 +59,7 @@ class Liars:
         self._known = deque[Tensor](maxlen=_KNOWN)
 
     def __call__(self, client: int, update: Update) -> Update:
-        """Return the update that the client sends. If there is no honest update yet, a liar sends its own."""
+        """Return the update that the client sends. A liar sends its own update if there is no honest update yet."""
         sends = self._sends
         if sends is None or not self._liars:
             return update

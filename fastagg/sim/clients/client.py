@@ -1,4 +1,4 @@
-"""Local training: a client trains the model that it was sent, in real SGD steps."""
+"""Trains clients with torch. A client makes SGD steps on its own samples, from the model that it was sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fastagg.sim.seeds import permutations, seeded, words
 Update = dict[str, torch.Tensor] | ModelState
 # Takes a batch's outputs and labels. Returns the mean loss as a tensor on which `backward()` can be called.
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Takes the outputs and labels of a whole test set. Returns a number. Larger is better.
+# Takes the outputs and labels of a whole test set. Returns a number, of which larger values are better.
 Metric = Callable[[torch.Tensor, torch.Tensor], float]
 
 
@@ -47,7 +47,7 @@ class Turn:
     """One dispatch of a client, for functions that train the client.
 
     Attributes:
-        client, number: the client, and how often it was sent a model before.
+        client, number: the client, and the number of its dispatches before this one.
         version: the version of the model that was sent.
         lr: the recipe's local learning rate, after its decay.
         sent: the weights that were sent, by name. Do not write to them.
@@ -66,7 +66,7 @@ class Turn:
         self._loss: Loss = cross_entropy if loss is None else loss
 
     def batches(self, data: Samples, steps: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield ``steps`` mini-batches. None: as many as the server or the recipe says. Each call draws new batches."""
+        """Yield ``steps`` mini-batches. None: the number from the server or the recipe. Each call draws new batches."""
         key = (self.client, self.number, self._passes) if self._passes else (self.client, self.number)
         self._passes += 1
         steps = self._task.local_steps if steps is None else steps
@@ -107,20 +107,20 @@ class Turn:
 
 
 class LocalTrainer:
-    """Trains every client of a run on one shared module.
+    """Trains all clients of a run with torch, one after the other, in the same module.
 
-    The batches of a dispatch, and random draws of layers (dropout), depend on (seed, client, number) alone. So the
-    order in which clients are trained does not change any result.
+    The batches of a dispatch, and the random draws of layers (dropout), depend only on (seed, client, number). So the
+    order in which clients are trained has no effect on the results.
     """
 
     def __init__(self, module: nn.Module, work: Client, seed: int, loss: Loss | None = None) -> None:
         self._module, self._work, self._seed, self._loss = module, work, seed, loss
         self._optimizer = build_optimizer(work, module)
-        self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}  # these draw, too
+        self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}  # each has its own generator
 
     @contextmanager
     def turn(self, task: Dispatch, client: int, number: int) -> Iterator[Turn]:
-        """Load the weights that were sent into the module, and seed the draws of its layers, for this dispatch."""
+        """Load the model of this dispatch into the module, and seed the random draws of the module's layers."""
         turn = Turn(task, client, number, self._work, self._seed, self._loss)
         self._module.load_state_dict(turn.sent)
         self._module.train()
@@ -136,9 +136,9 @@ class LocalTrainer:
         return task.delta(self._module)
 
     def gradient(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
-        """Return the mini-batch gradient at ``task.views`` (weight decay included), and the buffers of that pass.
+        """Return the mini-batch gradient at ``task.views`` (weight decay included), and the new buffers.
 
-        The gradient is the update of one step of ``train``, divided by ``-lr``, without the rounding of the two models.
+        With one step, ``train`` returns this gradient times ``-lr``, but with the rounding errors of two models.
         """
         module = self._module
         module.zero_grad(set_to_none=True)
@@ -155,8 +155,7 @@ class LocalTrainer:
 
 
 def with_flat(update: Update, names: Sequence[str], change: Callable[[torch.Tensor], torch.Tensor]) -> Update:
-    """Return an update after a ``change`` of its vector. If the update is a dict, the vector joins the arrays of
-    ``names``."""
+    """Return ``update`` with ``change`` applied to its vector. The vector of a dict joins the arrays ``names``."""
     if isinstance(update, ModelState):
         return update._replace(flat=change(update.flat))
     arrays = [update[name] for name in names]
@@ -166,7 +165,8 @@ def with_flat(update: Update, names: Sequence[str], change: Callable[[torch.Tens
 
 
 class DifferenceSender:
-    """Makes the updates of clients with caches in ACE: the change of a client's gradient since its last update."""
+    """Makes the updates of ACE with caches on clients. Such an update is the change of the client's gradient since the
+    client's last update."""
 
     def __init__(self, parameters: Iterable[str]) -> None:
         self._names = list(parameters)
@@ -186,8 +186,8 @@ class DifferenceSender:
 
 
 def cross_entropy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the mean over all labels. ``outputs`` are [batch, classes], or [batch, length, classes] if every token has
-    a label."""
+    """Return the mean cross-entropy over all labels. ``outputs`` are [batch, classes]. If every token has a label,
+    ``outputs`` are [batch, length, classes]."""
     return nn.functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
 
 
@@ -200,8 +200,8 @@ def rated(
 ) -> tuple[float, float]:
     """Return the accuracy (0..1) and the mean cross-entropy of ``model``, a module or another function, over ``test``.
 
-    If the data has a ``score`` function, it computes both numbers of a module. ``metric`` replaces the accuracy, and
-    ``loss`` the cross-entropy. ``score`` is not used then.
+    If the data has a ``score`` function, and ``model`` is a module, this function returns both numbers. ``metric``
+    replaces the accuracy, and ``loss`` the cross-entropy. With ``metric`` or ``loss``, ``score`` is not used.
     """
     correct, total, outputs = 0, 0.0, []
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Encodes the updates that clients send, so that they need fewer bytes."""
+"""Encodes the updates of clients, so that fewer bytes are sent."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fastagg.storage import memory
 
 
 class UpdateEncoder:
-    """Encodes updates, each with a seed of its own. With error feedback, the part of an update that was not sent is
-    kept for each client."""
+    """Encodes updates, each with its own seed. With error feedback, the encoder keeps for each client the part of its
+    updates that was not sent."""
 
     def __init__(self, encoding: Encoding, layout: Layout, seed: int) -> None:
         """Raise ConfigError if the model has running statistics, because encoded updates have none."""
@@ -32,17 +32,17 @@ class UpdateEncoder:
                 f"encoding.{'download' if encoding.format == 'none' else 'format'}: what is encoded holds no running "
                 'statistics, and this model has some; set model.norm = "group", or another model'
             )
-        if encoding.format != "none":  # the same for every update
+        if encoding.format != "none":  # all encoded updates have the same size
             self._nbytes = self._encoded(memory.zeros(layout.size), 0, None).nbytes
 
     def _encoded(self, update: Update | torch.Tensor, seed: int, feedback: ErrorFeedback | None) -> Encoded:
         setting, flat = self._setting, update.flat if isinstance(update, ModelState) else update
         arrays = self._layout.views(flat, memory.empty(0), [], as_held=True) if isinstance(flat, torch.Tensor) else flat
         format = TopK(setting.share, setting.values) if setting.format == "topk" else setting.format
-        return encode(arrays, format, seed=seed, feedback=feedback)  # type: ignore[arg-type]  # not "none"
+        return encode(arrays, format, seed=seed, feedback=feedback)  # type: ignore[arg-type]  # format is not "none"
 
     def size(self, plain: int) -> int:
-        """Return the bytes that are sent for an update of ``plain`` bytes before its encoding."""
+        """Return the number of bytes that are sent for an update that has ``plain`` bytes before its encoding."""
         return plain if self._nbytes is None else self._nbytes
 
     def __call__(self, client: int, number: int, update: Update) -> Update | Encoded:

@@ -1,7 +1,6 @@
-"""Local training without torch: all steps of a client are one call of the compiled extension (csrc/train).
+"""Local training without torch. One call of the compiled extension (csrc/train) makes all local steps of a client.
 
-Any number of threads may train clients at once. The bits of an update depend neither on the threads nor on the
-processor.
+Several threads may train clients at once. The bits of an update depend neither on the threads nor on the processor.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from fastagg.sim.seeds import words
 from fastagg.storage import memory
 
 NOTHING = memory.empty(0)
-Key = tuple[int, int]  # a client and the number of its dispatch
+Key = tuple[int, int]  # a client, and the number of one of the client's dispatches
 PendingUpdate = tuple[ModelState, native.Training | None]
 
 
 class FusedTrainer:
-    """Trains clients with the results of :class:`fastagg.sim.clients.client.LocalTrainer`, up to rounding.
+    """Trains clients. The results are those of :class:`fastagg.sim.clients.client.LocalTrainer`, up to rounding.
 
     Raises:
         TranslationError: torch must train these clients. The message says why.
@@ -64,14 +63,14 @@ class FusedTrainer:
             )  # fmt: skip
         except ConfigError as error:
             raise TranslationError(str(error)) from None
-        # Torch refuses to compute the deviation of a single number.
+        # Torch's BatchNorm cannot train on one number per channel. A batch of 1x1 images then needs two samples.
         norms = (layer["input"] for layer in self._layers.layers if layer["kind"] == "batch_norm")
         self._needs_two = any(self._layers.shapes[image][1:] == (1, 1) for image in norms)
         self._prove(module, clients)
 
     def _prove(self, module: nn.Module, clients: Sequence[Samples]) -> None:
-        """Compare the table with the module on the first batch of a client. If they differ, try up to two other
-        clients: near zero, rounding alone can change a ReLU. TranslationError: all differ."""
+        """Compare the table with the module on the first batch of a client. If their results differ, try up to two
+        other clients, because rounding alone can change a ReLU near zero. TranslationError: all results differ."""
         tried = [client for client in range(len(clients)) if len(clients[client]) > self._needs_two][:3]
         for client in tried:
             samples = clients[client]
@@ -99,8 +98,8 @@ class FusedTrainer:
         self, task: Dispatch, samples: Samples, client: int, number: int, crew: native.Crew | None = None,
         gradient: bool = False,
     ) -> tuple[ModelState, native.Training | None]:  # fmt: skip
-        """Return the update and its training. Until the training ends, the update is uninitialized memory. Without
-        ``crew``, the update is complete, and the training is None."""
+        """Begin training in the threads of ``crew``. Return the update and its training. Until the training ends, the
+        update is uninitialized memory. Without ``crew``, the update is complete, and the training is None."""
         work, x, y, steps = self._work, samples.x, samples.y, 1 if gradient else task.local_steps
         if self._needs_two and 1 in work.lengths(len(y), steps):
             raise ConfigError(
@@ -132,14 +131,14 @@ class FusedTrainer:
 
 
 class JobTrainer:
-    """Trains jobs. Threads of the extension train jobs ahead, from their dispatch on. If an update is due and its
-    training has not begun, the calling thread trains it.
+    """Trains jobs, the dispatches of clients. Threads of the extension may train a job from its dispatch on. If the
+    training of an update has not begun when it is due, the calling thread trains it.
 
-    The schedule decides which update arrives next. An update does not depend on the time of its training. Clients'
-    state between dispatches (``DifferenceSender``) is kept by the simulation.
+    An update does not depend on the time of its training. The simulation keeps the state of clients between their
+    dispatches (``DifferenceSender``).
 
     Args:
-        trainer: with ``threads`` it must be a FusedTrainer.
+        trainer: with ``threads`` above 0 it must be a FusedTrainer.
         threads: the number of threads besides the caller's.
         limit: the number of jobs that may be trained before they are due.
     """
@@ -152,7 +151,7 @@ class JobTrainer:
         self.out: dict[Key, PendingUpdate] = {}  # updates that are trained or in training, and not yet due
 
     def take(self, job: Job, in_flight: Callable[[], list[Job]]) -> Update:
-        """Return the update of ``job``, which is due. ``in_flight``: the jobs that are due later, the next first."""
+        """Return the update of ``job``, which is due. ``in_flight`` returns the jobs that are due later, in order."""
         if self._crew is None:
             train = self._trainer.gradient if self._gradients else self._trainer.train
             return train(job.task, self._data.clients[job.client], job.client, job.number)
@@ -176,9 +175,9 @@ class JobTrainer:
         return self._trainer.begin(job.task, samples, job.client, job.number, self._crew, self._gradients)
 
     def forget(self, clients: Collection[int]) -> None:
-        """Drop the updates of these clients, because they will not be received."""
+        """Drop the updates of these clients. They will not be received."""
         self.out = {key: begun for key, begun in self.out.items() if key[0] not in clients}
 
     def close(self) -> None:
         self.out.clear()
-        self._crew = None  # its threads end
+        self._crew = None  # the crew's threads end

@@ -1,7 +1,7 @@
-"""Functions of your own in a run: training, loss, metric, changes of updates, personal models.
+"""Trains clients and changes updates with the user's own functions, which UserFunctions describes.
 
-A program passes the functions as ``run(config, own=UserFunctions(train=...))``. A recipe names them as
-"module:function", in ``[own]``, ``delay.name`` and ``participation.sampling``.
+A program passes the functions as ``run(config, own=UserFunctions(train=...))``. A recipe names the functions as
+"module:function" in its section ``[own]``.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from fastagg.sim.seeds import seeded
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """Functions of your own. None: the recipe's own way is used.
+    """Your own functions. None: the run does what the recipe says.
 
     Attributes:
         train: ``train(model, data, task, state) -> (update, state)``. ``model`` has the weights that were sent.
             ``data`` is the client's :class:`~fastagg.sim.data.federated.Samples`. ``task`` is a
-            :class:`~fastagg.sim.clients.client.Turn`. ``state`` is the state that this client returned last, None at
-            first: numbers, text, tensors, and lists, tuples and dicts of these. It is copied, and saved with the run.
+            :class:`~fastagg.sim.clients.client.Turn`. ``state`` is the state that this client returned last, at first
+            None. States have numbers, text, tensors, and lists, tuples and dicts of these. Runs save all states.
             ``update`` is like ``task.delta(model)``. Parameters that are left out do not change, and cost no bytes.
-            For a rule of your own that takes more, return ``(update, state, extra)``, with tensors by name in
-            ``extra``. ``task.extra`` has the arrays that the rule sent.
+            If a rule of your own takes further tensors, return ``(update, state, extra)``, with these tensors by name
+            in ``extra``. ``task.extra`` has the tensors that the rule sent.
             Torch's random numbers are seeded. Clients train one after the other in the run's own process.
-        loss: ``loss(outputs, labels)`` returns the mean over a batch. Labels may then also be fp32.
-        metric: ``metric(outputs, labels) -> float`` for a whole test set. Larger is better. It is recorded as accuracy.
+        loss: ``loss(outputs, labels)`` returns the mean loss of a batch. Labels may then also be fp32.
+        metric: ``metric(outputs, labels) -> float`` rates a whole test set, in place of the accuracy. Larger is better.
         change: ``change(update, task) -> update`` changes every update before it is sent, for attacks, noise and
-            compression. An update is a dict of arrays by name. The function may also return ``(update, bytes)``.
-            Otherwise the bytes are those of its arrays, which may be fp32, fp16, bf16 or sparse.
+            compression. An update is a dict of arrays by name. Returned arrays may be fp32, fp16, bf16 or sparse. The
+            function may also return ``(update, bytes)``. Otherwise the number of bytes is that of the arrays.
         personal: ``personal(model, state)`` turns the server's model into a client's own model, in place, before the
-            client is tested on its own samples. It is called for clients that have a state.
+            client is tested on its own samples. Only clients that have a state get a model of their own.
     """
 
     train: Callable[..., tuple[Any, Any]] | None = None
@@ -63,7 +63,7 @@ def chosen(config: c.Config) -> UserFunctions:
 
 
 class OwnTrainer(LocalTrainer):
-    """Trains clients by ``own.train``. ``states``: each client's last state."""
+    """Trains clients with the user's function ``own.train``. ``states``: each client's last state."""
 
     def __init__(self, module: nn.Module, work: Client, seed: int, own: UserFunctions) -> None:
         super().__init__(module, work, seed, own.loss)
@@ -71,12 +71,12 @@ class OwnTrainer(LocalTrainer):
         self._train = own.train
         self._trains = [parameter.requires_grad for parameter in module.parameters()]
         self.states: dict[int, Any] = {}
-        self.extra: dict[str, Tensor] | None = None  # the last client's further arrays
+        self.extra: dict[str, Tensor] | None = None  # further tensors of the client that trained last
 
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         with self.turn(task, client, number) as turn:
             answer = self._train(self._module, samples, turn, self.states.get(client))
-        for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # some may be frozen
+        for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # undo changes of the user
             parameter.requires_grad_(trains)
             parameter.grad = None
         if not isinstance(answer, tuple) or len(answer) not in (2, 3):
@@ -91,14 +91,14 @@ class OwnTrainer(LocalTrainer):
 
 
 def arrays(update: object, where: str) -> dict[str, Tensor]:
-    """Return an update without its graph. ConfigError: it is not a dict of tensors by name."""
+    """Return an update without its autograd graph. ConfigError: the update is not a dict of tensors by name."""
     if isinstance(update, Mapping) and all(isinstance(array, Tensor) for array in update.values()):
         return {name: array.detach() for name, array in update.items()}
     raise ConfigError(f"{where}: expected an update, a dict of tensors by name, got a {type(update).__name__}")
 
 
 def _kept(state: object) -> Any:
-    """Return a copy of a client's state, so that later training does not change it. ConfigError: it cannot be saved."""
+    """Return a copy of a client's state, which later training does not change. ConfigError: it cannot be saved."""
     if isinstance(state, Tensor):
         return state.detach().clone()
     if isinstance(state, Mapping):
@@ -114,16 +114,16 @@ def _kept(state: object) -> Any:
 
 
 class UpdatePreparer:
-    """Prepares updates for the server: changes them, counts their bytes, and adds missing arrays."""
+    """Prepares updates for the server: calls ``own.change``, counts the bytes, and adds zeros for missing arrays."""
 
     def __init__(self, module: nn.Module, layout: Layout, work: Client, seed: int, own: UserFunctions) -> None:
         self._layout, self._work, self._seed, self._own = layout, work, seed, own
         self._devices = {p.device for p in module.parameters() if p.device.type != "cpu"}
         self._shapes = {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
-        self.whole = 4 * layout.size + sum(buffer.nbytes for buffer in module.buffers())  # bytes of a whole update
+        self.whole = 4 * layout.size + sum(buffer.nbytes for buffer in module.buffers())  # bytes of a complete update
 
     def __call__(self, update: Update, task: Dispatch, client: int, number: int) -> tuple[Update, int]:
-        """Return the update in the form that the server takes, and the bytes that were sent."""
+        """Return the update in the form that the server takes, and the number of bytes that the client sends."""
         size = None
         if self._own.change is not None:
             if isinstance(update, ModelState):

@@ -1,4 +1,4 @@
-"""Compares a table of layers with its module, before a run believes it."""
+"""Compares a translated network (a table of layers) with its torch module. FusedTrainer does this before each run."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from fastagg._build import native
 from fastagg.sim.clients.translate import TranslationError
 from fastagg.storage import memory
 
-SAMPLES = 8  # of a batch that are compared
-Facts = dict[str, Tensor]
+SAMPLES = 8  # how many samples of a batch the comparison uses
+Facts = dict[str, Tensor]  # results by name: outputs, running statistics and gradients
 
 
 def prove(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> None:
-    """Compare outputs in evaluation, all gradients of a batch, and running statistics afterwards.
+    """Raise TranslationError unless ``table`` and ``module`` give the same results for one batch, up to rounding.
 
-    The weights and statistics are those of the module, a little away from there: weights of zeros prove nothing. What
-    the table finds may be as far from the module in fp64 as rounding explains. The module stays as it is.
+    The results are the outputs in evaluation mode, the gradients, and the running statistics after a training pass.
+    They are computed with a slightly changed copy of the module's weights, because weights of zero would hide errors.
 
     Args:
-        x, y: fp32 and int64, a batch: its inputs [samples, *shape] and its labels [samples].
+        x: the inputs of the batch, fp32 [samples, *shape].
+        y: the labels of the batch, int64 [samples].
 
     Raises:
-        TranslationError: they differ, or torch cannot train the module on the batch. The message says what differs.
+        TranslationError: a result differs, or torch cannot train the module on the batch. The message has the reason.
     """
     try:
         module = deepcopy(module)
@@ -34,8 +35,8 @@ def prove(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> None:
         by_table, rough = _by_table(module, table, x, y), _by_torch(deepcopy(module), x, y)
         if all(_agree(by_table[name], rough[name], rough[name]) for name in by_table):
             return
-        exact = _by_torch(deepcopy(module).double(), x.double(), y)  # takes several times as long
-    except Exception as error:  # whatever a module of the user's own does
+        exact = _by_torch(deepcopy(module).double(), x.double(), y)  # last, because fp64 is several times slower
+    except Exception as error:  # a user's module may raise anything
         raise TranslationError(f"torch cannot train it on a first batch ({type(error).__name__}: {error})") from error
     for name in by_table:
         if not _agree(by_table[name], exact[name], rough[name]):
@@ -44,8 +45,8 @@ def prove(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> None:
 
 
 def _agree(by_table: Tensor, exact: Tensor, rough: Tensor) -> bool:
-    """Return whether ``by_table`` is as near as fp32 allows. A difference of nothing but rounding is relative to what
-    torch itself is wrong by in fp32: a bias before BatchNorm has a gradient of zero, and only rounding is left."""
+    """Return whether ``by_table`` is as close to ``exact`` as fp32 allows. The tolerance grows with the error of
+    ``rough``, torch's fp32 result. For example, a bias before BatchNorm has the gradient 0, except for rounding."""
     exact = exact.flatten().double()
     away, of_torch = (float((each.double().flatten() - exact).norm()) for each in (by_table, rough))
     return away <= 1e-3 * float(exact.norm()) + 30 * of_torch + 1e-7
@@ -97,7 +98,8 @@ def _by_table(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> F
 
 
 def evaluate(table: native.Table, start: Tensor, statistics: Tensor, x: Tensor) -> Tensor:
-    """Return the outputs for inputs [samples, *shape], of a model with these parameters and running statistics."""
+    """Return the table's outputs in evaluation mode for inputs ``x`` [samples, *shape]. ``start`` is the vector of all
+    parameters, and ``statistics`` the vector of all running statistics."""
     x, outputs = x.contiguous(), memory.empty(len(x) * table.outputs).view(len(x), table.outputs)
     table.evaluate(
         start=start.data_ptr(), buffers=statistics.data_ptr(), x=x.data_ptr(), samples=len(x),

@@ -1,7 +1,7 @@
 """Translates networks to tables of layers, which the compiled extension trains (csrc/train).
 
-A class of modules may set ``fused = True``. Its ``forward`` must then do the same at every call, because it is traced
-once. The table is used only after :mod:`fastagg.sim.clients.proof` has compared it with the module.
+A user's class of modules may set ``fused = True``. Its ``forward`` must then do the same at every call, because the
+method is traced once. :mod:`fastagg.sim.clients.proof` compares each table with its module before the table is used.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class TranslationError(Exception):
 
 
 class Value(NamedTuple):
-    """The output of a layer. ``image``: its number in the table (0 is the input). ``vector``: whether it is a vector
-    for each sample in torch."""
+    """The output of a layer. ``image``: the output's number in the table (0 is the input of the network). ``vector``:
+    whether the output is a vector for each sample in torch."""
 
     image: int
     vector: bool
@@ -41,7 +41,7 @@ class LayerTable:
         shape: the shape of an input, as (channels, height, width).
         layers: a dict for each layer.
         shapes: the shapes of the images. The output of layer i (from 0) is image i + 1.
-        counters: how many counters of batches the module has.
+        counters: the number of BatchNorm's counters of batches in the module.
 
     Raises:
         TranslationError: the table has no layer for a part of the module.
@@ -79,10 +79,10 @@ class LayerTable:
     def _read(self, module: nn.Module, source: Value) -> None:
         try:
             graph = fx.Tracer().trace(module)
-        except Exception as error:  # a forward function may raise anything, because it gets no tensors here
+        except Exception as error:  # tracing passes no tensors, so a forward function may raise anything
             raise TranslationError(f"its forward function cannot be traced ({type(error).__name__})") from None
         values: dict[Foreign, Value] = {}
-        owners: dict[Foreign, fx.Node] = {}  # node -> the node that made the memory of its value
+        owners: dict[Foreign, fx.Node] = {}  # node -> the node whose memory holds its value
         read = Counter[fx.Node]()
         for node in graph.nodes:
             read_by_it = [owners[arg] for arg in node.args if isinstance(arg, fx.Node)]
@@ -103,8 +103,8 @@ class LayerTable:
                 values[node] = self._add(node, module, [values[arg] for arg in inputs], alone)
 
     def _add(self, node: fx.Node, module: nn.Module, inputs: list[Value], alone: bool) -> Value:
-        """Add the layer of a node. ``alone``: whether no other node reads the memory of the first input, so that it may
-        be overwritten."""
+        """Add the layer of a node. ``alone``: whether no other node reads the memory of the first input, so that this
+        memory may be overwritten."""
         known, layer = dict(node.kwargs), _layer(node, module)
         in_place = node.target is operator.iadd or bool(known.pop("inplace", False))
         if layer is not None:
@@ -131,8 +131,8 @@ class LayerTable:
         return Value(len(self.layers), source.vector)
 
     def _relu(self, source: Value, alone: bool) -> Value:
-        """Let the layer before apply the ReLU, if that is the last layer so far and no other layer reads its output.
-        Otherwise add a layer."""
+        """Let the layer of ``source`` apply the ReLU, if that is the last layer so far and no other layer reads
+        its output. Otherwise add a layer."""
         if alone and source.image == len(self.layers) and not self.layers[-1].get("relu"):
             self.layers[-1]["relu"] = True
             return source
@@ -146,8 +146,8 @@ class LayerTable:
         return self.append("sum", left, self.shapes[left.image], other=right.image)
 
     def _vector(self, source: Value) -> Value:
-        """If ``source`` is a vector in torch, return a value whose channels are its numbers in torch's order. Otherwise
-        return ``source``."""
+        """If ``source`` is a vector in torch, return a value whose channels are the vector's numbers in torch's order.
+        Otherwise return ``source``."""
         shape = self.shapes[source.image]
         if not source.vector or shape[1:] == (1, 1):
             return source
@@ -157,7 +157,7 @@ class LayerTable:
 
     def flatten(self, layer: nn.Flatten, name: str, source: Value) -> Value:
         _need((layer.start_dim, layer.end_dim) == (1, -1), f"the layer {name} flattens some dimensions only")
-        return source._replace(vector=True)  # a linear layer reads it as one window over the whole image
+        return source._replace(vector=True)  # a linear layer reads the vector as one window over the image
 
     def linear(self, layer: nn.Linear, name: str, source: Value) -> Value:
         _need(source.vector, f"the linear layer {name} does not read a vector")
@@ -212,7 +212,7 @@ class LayerTable:
         return self.append(kind, source, shape, kernel=kernel, stride=stride, padding=padding, **more)
 
     def _weights(self, layer: Foreign, name: str) -> Plain:
-        """Return the offsets of the weight and the bias in the vector of parameters. Each may be used only once."""
+        """Return the offsets of weight and bias in the vector of parameters. No parameter may be used twice."""
         names = {kind: f"{name}{kind}" for kind in ("weight", "bias") if getattr(layer, kind) is not None}
         _need(self._parameters.keys() >= set(names.values()), _ONCE)
         return {kind: self._parameters.pop(place) for kind, place in names.items()}
@@ -257,11 +257,11 @@ _MODULES: dict[type[nn.Module], Reader] = {
     nn.BatchNorm1d: LayerTable.batch_norm,
     nn.BatchNorm2d: LayerTable.batch_norm,
     nn.GroupNorm: LayerTable.group_norm,
-    nn.ReLU: LayerTable.identity,  # not used: `_add` calls `_relu` for it
+    nn.ReLU: LayerTable.identity,  # never called: `_add` calls `_relu` for nn.ReLU
     nn.MaxPool2d: LayerTable.max_pool,
     nn.AvgPool2d: LayerTable.mean_pool,
     nn.AdaptiveAvgPool2d: LayerTable.whole_pool,
     nn.Flatten: LayerTable.flatten,
     nn.Identity: LayerTable.identity,
 }
-_KNOWN = {nn.Sequential, nn.ModuleList, nn.ModuleDict, *_MODULES}  # classes that do the same at every call
+_KNOWN = {nn.Sequential, nn.ModuleList, nn.ModuleDict, *_MODULES}  # forward does the same at every call

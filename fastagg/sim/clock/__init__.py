@@ -1,1 +1,1 @@
-"""Who trains when: virtual time, delays, participation, and the schedules made of them."""
+"""Virtual time: delays, the choice of clients, and the schedules that decide which update arrives next."""

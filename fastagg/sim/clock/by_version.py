@@ -1,5 +1,6 @@
-"""The schedule of delays given in server versions: the update that arrives was trained on x_{t-tau}. No virtual time
-passes. Uniform delays are from FedAsync's first tests, and exponential ones from the ACE paper (delays.VersionDelay).
+"""The schedule for delays in server versions. The update that arrives at version t was trained on version t - tau.
+
+The delays tau come from delays.VersionDelay. One update arrives per unit of virtual time.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class VersionSchedule:
-    """One update per unit of time, from a uniformly drawn client, trained on x_{t-tau}.
+    """Every update comes from a uniformly drawn client, and was trained on version t - tau.
 
-    Every version is sent to every client. The tasks of the last ``longest + 1`` versions are kept, where ``longest`` is
-    the largest tau (they share memory with the server). An arrival draws its client and tau and answers that client's
-    task of version t - tau (version 0 while t < tau). A task is answered once. If the drawn client has already answered
-    it, the next client in the drawn order takes its place, with the same tau. If all have answered it, the nearest
-    newer version is used.
+    Every version is sent to every client. The schedule keeps the tasks of the last ``longest + 1`` versions, where
+    ``longest`` is the largest tau. These tasks share memory with the server. For each arrival, an order of clients and
+    a tau are drawn. The first client of the order answers its task of version t - tau (version 0 while t < tau). A task
+    is answered only once. If the client has already answered this task, the next client of the order answers its own
+    task of this version. If all clients have answered the version, the nearest newer version is used.
     """
 
     unit, classes = "update", None
@@ -40,8 +41,8 @@ class VersionSchedule:
         self._updates: Counter[int] = Counter()
         self._gone: set[int] = set()
         self._tasks: dict[int, dict[int, Dispatch]] = {}  # version -> client -> the client's open task
-        # The server remembers unanswered tasks, and most are never answered. So the clients take turns in dropping all
-        # their open tasks, each about once in four windows. This limits how many tasks the server remembers.
+        # Most tasks are never answered, and the server keeps them. So the clients take turns in dropping all their open
+        # tasks, each client about once in 4 * (longest + 1) versions. This limits how many tasks the server keeps.
         self._turn = -(-4 * (self._longest + 1) // clients)
 
     @property
@@ -49,7 +50,7 @@ class VersionSchedule:
         return float(self._arrivals)
 
     def in_flight(self) -> list[Job]:
-        """Return no jobs, because each arrival draws the open task that is answered."""
+        """Return no jobs: a job is known only when it arrives."""
         return []
 
     def start(self) -> None:

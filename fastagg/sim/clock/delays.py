@@ -1,8 +1,8 @@
 """The delay laws: how long a client's task takes in virtual time. Each law is a class.
 
-A class has everything about its law: the name, the keys in a recipe with their checks, the formula (docstring), the
-mean, and the function that draws. Recipes, runs and pages find the laws in LAWS, and name none. To add a law, add a
-class here and a line to the test of formulas (tests/sim/test_delays.py). The test names anything that a class lacks.
+A class has everything about its law: the name, the keys in a recipe with their checks, the formula (docstring), and the
+function that draws. Recipes, runs and pages take all laws from LAWS. To add a law, add a class to this module and a
+line to the test of formulas (tests/sim/test_delays.py). The test fails if a class is incomplete.
 
 Draws are keyed by (seed, client, number of the task), see seeds.py. Importing this module imports no torch.
 """
@@ -32,10 +32,10 @@ LAWS: dict[str, type[Delay]] = {}  # the laws by their names in recipes
 
 
 class Population(NamedTuple):
-    """What a law may know about a run's clients.
+    """The clients of a run, for a delay law.
 
-    ``sizes``: each client's number of samples. ``folder``: the data's folder, where a law's file may be. ``function``:
-    the user's own law. ``history``: what the user's law may know of the run.
+    ``sizes``: each client's number of samples. ``folder``: the folder of the data, which may have a law's file.
+    ``function``: the user's own law. ``history``: the clients' history, for the user's own law.
     """
 
     sizes: Sequence[int]
@@ -48,7 +48,7 @@ class Population(NamedTuple):
 class Delay(Section):
     """Base of all laws. A subclass with a ``name`` is a law, and is added to LAWS."""
 
-    in_versions: ClassVar[bool] = False  # True: delays are numbers of versions, and there is no clock
+    in_versions: ClassVar[bool] = False  # whether delays are in server versions, not in virtual time
 
     @classmethod
     def __pydantic_init_subclass__(cls, **settings: Any) -> None:
@@ -60,13 +60,13 @@ class Delay(Section):
 
 
 class TimedDelay(Delay):
-    """Settings of every delay in virtual time.
+    """The settings of every delay law in virtual time.
 
-    ``steps``: the number of local steps to which the times refer. A dispatch of K steps takes K / steps as long.
-    ``speed``, ``up``: bytes per unit of time, down and up. None: sending takes no time. ``jitter``: the standard
-    deviation of a random factor of the sending time (mean 1). ``suspension``: the probability that a client hangs
-    before it trains, for at most the longest training so far. ``counting``: with "authors" the model is sent when a
-    buffer is full, not after each answer (FADAS).
+    ``steps``: the number of local steps to which the law's times refer. A task of K steps takes K / steps of the time.
+    ``speed``: bytes per unit of time from the server to a client. ``up``: bytes per unit of time from a client to the
+    server. None: sending takes no time. ``jitter``: the standard deviation of a random factor of the sending time, with
+    mean 1. ``suspension``: the probability that a client hangs before it trains, for at most the longest training so
+    far. ``counting``: with "authors" the model is sent when a buffer is full, not after each answer (FADAS).
     """
 
     steps: PositiveInt | None = None
@@ -76,23 +76,23 @@ class TimedDelay(Delay):
     jitter: float = Field(0.1, ge=0)
     suspension: Share = 0.0
 
-    if TYPE_CHECKING:  # of each law
+    if TYPE_CHECKING:  # every law defines these
         name: str
 
         @property
         def unit(self) -> str:
-            """The meaning of 1.0 of virtual time."""
+            """The unit of virtual time, such as "10 s"."""
 
         def durations(self, population: Population) -> Duration:
             """Return the function that draws the times of this population's tasks."""
 
     def classes(self, population: Population) -> np.ndarray | None:
-        """Return each client's class: 0 small, 1 medium, 2 large. None: the law has no classes."""
+        """Return each client's class of delays: 0 small, 1 medium, 2 large. None: the law has no classes."""
         return None
 
 
 class ClassDelay(TimedDelay):
-    """Each client has a class. Its tasks take uniform times from the range (low, high) of this class in ``table``."""
+    """Each client has a class. The time of a task is uniform in the range (low, high) of this class in ``table``."""
 
     unit: ClassVar[str] = "10 s"
     tables: ClassVar[dict[str, tuple[tuple[float, float], ...]]]
@@ -110,11 +110,12 @@ class ClassDelay(TimedDelay):
 
 
 class ThreeClassDelay(ClassDelay):
-    """FADAS Table 1, ``table`` "large" or "mild": uniform in the range of the client's class, small, medium or large.
+    """Delays of FADAS' Table 1. A client is in the class small, medium or large. The time of a task is uniform in the
+    range of this class. ``table``: "large" or "mild".
 
-    For each client a Dirichlet([3g, 2g, g]) draw decides the class, g = ``gamma``. A smaller ``gamma`` puts more
-    clients into the large class: 1 to 10 of 50 with seeds 0 to 19 and gamma 1. Or ``counts`` are the numbers of clients
-    in the classes, and the seed chooses the clients.
+    The largest part of a draw from Dirichlet([3g, 2g, g]) is the client's class, with g = ``gamma``. A smaller
+    ``gamma`` puts more clients into the class large. With gamma 1 and seeds 0 to 19, this class has 1 to 10 of 50
+    clients. ``counts``: the numbers of clients in the classes, in place of ``gamma``. The seed chooses the clients.
     """
 
     name: Literal["three-class"]
@@ -145,12 +146,13 @@ class ThreeClassDelay(ClassDelay):
 
 
 class SizeTiedDelay(ClassDelay):
-    """FedEcho Table 1: clients with many samples are slow, and a tenth is very slow. ``gamma`` above 0 loosens this.
+    """Delays of FedEcho's Table 1. Clients with many samples are slow, and a tenth of the clients is very slow. A
+    ``gamma`` above 0 makes this dependence weaker.
 
     The paper says that the class depends on the number of samples, more strongly for a smaller ``gamma``, and that at
-    most 10% of the clients are long. This package chose the law. Clients are ordered by ``rank/n + gamma*u``, where
-    rank is the place by the number of samples and u is uniform in 0..1. The last tenth, rounded down, is long. Of the
-    others three in five are short, as in FADAS' Dirichlet means.
+    most 10% of the clients are long. The formula is this package's choice. Clients are sorted by ``rank/n + gamma*u``,
+    where rank is the place by the number of samples and u is uniform in 0..1. The last tenth of the n clients, rounded
+    down, is long. Of the others three in five are short, as in the means of FADAS' Dirichlet draws.
     """
 
     name: Literal["size-tied"]
@@ -173,9 +175,9 @@ class SizeTiedDelay(ClassDelay):
 class DrawnDelay(TimedDelay):
     """The time of every task is drawn from a distribution with the client's mean.
 
-    ``mean``: the mean of the clients' means (the ACE paper's beta: 1, 5, 20 or 30). ``spread``: the clients' means are
-    lognormal, and this is the standard deviation of their logarithm. With a ``spread`` of 0 all clients have the same
-    mean, so another ``mean`` only changes the unit of time.
+    ``mean``: the mean of the clients' means (the ACE paper's beta: 1, 5, 20 or 30). The clients' means are lognormal.
+    ``spread``: the standard deviation of their logarithms. With a ``spread`` of 0 all clients have the same mean, so
+    another ``mean`` only changes the unit of time.
     """
 
     unit: ClassVar[str] = "time unit"
@@ -223,7 +225,7 @@ class LognormalDelay(DrawnDelay):
 
 
 class ParetoDelay(DrawnDelay):
-    """``shape``: the tail's exponent, above 1: P(time > t) falls as t**-shape from mean * (shape - 1) / shape on."""
+    """P(time > t) = (a / t)**shape for t above a = mean * (shape - 1) / shape. The exponent ``shape`` is above 1."""
 
     name: Literal["pareto"]
     shape: float = Field(2.5, gt=1)
@@ -236,8 +238,8 @@ class MeasuredDelay(TimedDelay):
     """Times of a real federation's tasks, in seconds, from a CSV ``file`` as :func:`fastagg.watch` writes it.
 
     If the file's clients are named 0 to n - 1, and the run has n clients, client i has the times of the file's client
-    i. Otherwise each client has the times of one client of the file. Clients of the file are chosen evenly in the order
-    of their means, so that slow and fast clients keep their proportion.
+    i. Otherwise each client has the times of one client of the file. The file's clients are chosen evenly in the order
+    of their mean times, so that the run has the file's proportion of slow and fast clients.
 
     A client's first task takes the first time, because a real client then loads its libraries and its data. Each later
     task takes one of the later times, drawn at random.
@@ -264,8 +266,8 @@ class MeasuredDelay(TimedDelay):
 
 
 def read_times(path: Any) -> dict[str, list[float]]:
-    """Read a file for MeasuredDelay. Return each client's times, in the order of dispatch. DataError: the file does not
-    have this form."""
+    """Read a file for MeasuredDelay. Return each client's times, in the order of dispatch. DataError: a line of the
+    file is invalid."""
     from fastagg.server.watching import TIMES
 
     spans = intervals(path, "delays", TIMES, what=", answered after it was dispatched")
@@ -273,11 +275,11 @@ def read_times(path: Any) -> dict[str, list[float]]:
 
 
 class OwnDelay(TimedDelay, OpenSection):
-    """Your own law: a function of (client, number, steps, generator) that returns a time in ``unit``. If the function
-    has an argument ``view``, it also gets what is known of the client.
+    """Your own law. ``name`` is "module:function". This function takes (client, number of the client's task, local
+    steps, NumPy generator) and returns the task's time in ``unit``. If the function has an argument ``view``, it also
+    gets the client's history, a fastagg.sim.clock.view.View.
 
-    In a recipe, write name = "module:function". Other keys are arguments of the function. The name "given" stands for a
-    function that is passed to run().
+    Other keys are arguments of the function. The name "given" stands for a function that is passed to run().
     """
 
     name: str
@@ -297,12 +299,12 @@ class OwnDelay(TimedDelay, OpenSection):
 
 
 class VersionDelay(Delay):
-    """Updates are trained on x_{t-tau}. With ``tau_max``, tau is uniform in 0..``tau_max``, both included (FedAsync).
-    With ``mean``, tau is exponential (ACE), cut at five times its mean before the cut, and rounded up or down randomly.
+    """An update that arrives at version t was trained on version t - tau. With ``tau_max``, tau is uniform in
+    0..``tau_max``, both included (FedAsync). With ``mean``, tau is exponential (ACE), cut at five times the mean before
+    the cut. ``mean`` is the mean after the cut. tau is then randomly rounded up or down, which keeps the mean.
 
-    If tau were only rounded down, every mean would be half a version too small. Delays in versions give the ACE paper's
-    beta an effect: with exponential *times* and one mean for all clients, another mean would only change the unit of
-    time.
+    The ACE paper's beta, the mean, has an effect only if delays are in versions. With exponential *times* and the same
+    mean for all clients, another mean would only change the unit of time.
     """
 
     in_versions: ClassVar[bool] = True
@@ -321,7 +323,7 @@ class VersionDelay(Delay):
         if self.mean is None:
             longest = self.tau_max or 0
             return longest, lambda arrival: below(longest + 1, seed, "tau", arrival)
-        scale = self.mean / -math.expm1(-5)  # the mean of the draws before the cut, which removes e^-5 of it
+        scale = self.mean / -math.expm1(-5)  # the mean before the cut, which lowers a mean by the share e^-5
 
         def tau(arrival: int) -> int:
             rng = generator(seed, "tau", arrival)
@@ -337,12 +339,12 @@ else:
 
 
 class Times:
-    """The times of a run's tasks: a law, and the settings that every law has (:class:`TimedDelay`).
+    """Computes the times of a run's tasks from a law and the settings that every law has (:class:`TimedDelay`).
 
-    The time of a hang is uniform from 0 to the longest training so far, without hangs ("its maximum hang time is the
-    longest local training time", AsyncFedED, B.2). The paper does not give the law. This package chose the uniform one.
-    So durations depend on the order of dispatches, which is the same for the same run. The paper says that the factor
-    of a transmission is normal. Here it has mean 1, and values below 0 are replaced by 0.
+    The time of a hang is uniform from 0 to the longest training so far, without hangs. The AsyncFedED paper (B.2) says
+    "its maximum hang time is the longest local training time". The uniform distribution is this package's choice. So
+    the times of tasks depend on the order of dispatches, which is the same whenever a run is repeated. The random
+    factor of a sending time is normal, as in the paper. It has mean 1, and values below 0 are replaced by 0.
     """
 
     def __init__(self, law: TimedDelay, population: Population) -> None:
@@ -359,7 +361,7 @@ class Times:
             return training
         rng = generator(self._seed, "suspension", client, number)
         hangs, part = rng.random() < self._law.suspension, rng.random()
-        # `_longest` excludes hangs, and is read before this task is added. Otherwise it would keep growing.
+        # `_longest` excludes hangs, and is read before this task is added. Otherwise `_longest` would keep growing.
         total = training + (part * self._longest if hangs else 0.0)
         self._longest = max(self._longest, training)
         return total

@@ -2,15 +2,15 @@
 
 A :class:`ClientPool` has these members:
 
-room                       how many more clients may get the model now
-soonest(now) -> float      the time at which the next idle client may get the model; infinite: never
-draw(now) -> int           returns the client that gets the model at that time
-back(client)               notes that the client has answered, and is idle
-drop(gone, flying)         notes that the clients ``gone`` never answer again; ``flying`` of them are training
+room                       the number of further clients that may get the model now
+soonest(now) -> float      returns the first time at which an idle client may get the model; infinite: never
+draw(now) -> int           returns the client that gets the model at the time ``now``
+back(client)               makes the client idle, because it has answered
+drop(gone, flying)         removes the clients ``gone``, which never answer again; ``flying`` of them are training
 
 A sampling rule chooses among the idle clients. It has two methods:
 
-    choose(idle, now, arrival) -> int   returns the place in ``idle`` of the client that gets the model at ``now``
+    choose(idle, now, arrival) -> int   returns the index in ``idle`` of the client that gets the model at ``now``
     opens(client, now) -> float         returns the first time from ``now`` on at which the client may get the model;
                                         infinite: never
 
@@ -55,9 +55,9 @@ class AvailabilitySampling(UniformSampling):
     """Draws from the available idle clients with equal chances.
 
     Args:
-        traces: for each client, the ``(begin, end)`` of the times at which it is available. A client may answer after
-            the end.
-        period: the time after which the traces begin again. None: they do not.
+        traces: for each client, the ``(begin, end)`` of all spans of time in which the client is available. A client
+            may answer after the end.
+        period: the virtual time after which the traces begin again. None: the traces do not begin again.
     """
 
     always = False
@@ -69,7 +69,7 @@ class AvailabilitySampling(UniformSampling):
 
     def opens(self, client: int, now: float) -> float:
         begins, ends, period = self._begins[client], self._ends[client], self._period
-        # `past` + a begin may round to just below that time. The small addition lets the client be available then, too.
+        # The sum of `past` and a begin may be rounded down. The small addition makes the client available then, too.
         place = now + 4 * math.ulp(max(now, period or 0.0, *ends[-1:]))
         past, place = (0.0, place) if period is None else (place - place % period, place % period)
         at = bisect_right(begins, place)
@@ -81,7 +81,7 @@ class AvailabilitySampling(UniformSampling):
 
 
 class FunctionSampling(UniformSampling):
-    """Draws by a user's own function."""
+    """Lets a user's own function choose the client."""
 
     def __init__(self, seed: int, function: SamplingFunction, history: History) -> None:
         super().__init__(seed)
@@ -101,8 +101,8 @@ def read_traces(path: Path, clients: int, seed: int, period: float | None) -> li
     """Read the times at which each client is available from a CSV file with lines of client,begin,end, in virtual time.
 
     If the file's clients are named 0 to n - 1, and the run has n clients, client i has the times of the file's client
-    i. Otherwise each client has the times of a drawn client of the file, and all of these are used equally often.
-    DataError: a line has no valid times, or no client is ever available. The message has the line.
+    i. Otherwise each client has the times of a randomly drawn client of the file. The file's clients are used equally
+    often. DataError: a line is invalid, or the file has no line. The message has the invalid line.
     """
     until = "" if period is None else f" of at most participation.period, {period:g}"
     traces = intervals(
@@ -117,7 +117,7 @@ def read_traces(path: Path, clients: int, seed: int, period: float | None) -> li
 
 
 def _joined(trace: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return the sorted begins and ends of a client's times. Times that touch are joined."""
+    """Return the sorted begins and ends of a client's spans of time. Spans that touch or overlap are joined."""
     begins, ends = list[float](), list[float]()
     for begin, end in sorted(trace):
         if ends and begin <= ends[-1]:
@@ -129,12 +129,12 @@ def _joined(trace: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
 
 
 class ClientPool:
-    """The clients of a run. ``concurrency`` (M_c) clients train at once. After each arrival ``rule`` draws an idle
-    client, which gets the model.
+    """Chooses the clients that get the model. ``concurrency`` (M_c) clients train at once. After each arrival ``rule``
+    draws an idle client, which gets the model.
 
-    The client that has just answered is also idle, and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho). Without
-    ``concurrency`` all clients train all the time: a client gets the new model when it answers (ACE, AsyncFedED), or as
-    soon as it is available.
+    A client that has just answered is idle, and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho). Without
+    ``concurrency`` all clients train all the time. A client then gets the new model when it answers (ACE, AsyncFedED),
+    or as soon as it is available.
     """
 
     def __init__(self, clients: int, concurrency: int | None, seed: int, rule: UniformSampling | None = None) -> None:
@@ -143,7 +143,7 @@ class ClientPool:
         self._idle = list(range(clients))
         self._first: list[int] = []
         self._resting: list[int] = []
-        if type(self._rule) is UniformSampling:  # the first clients are the first in one order
+        if type(self._rule) is UniformSampling:  # the first clients come from one order, not from draws
             order = self._idle if concurrency is None else generator(seed, "participation-start").permutation(clients)
             self._idle = [int(client) for client in order]
             self._first = self._idle[: self.room][::-1]
@@ -164,12 +164,12 @@ class ClientPool:
         else:
             ready = [slot for slot, client in enumerate(self._idle) if self._rule.opens(client, now) <= now]
             slot = ready[self._rule.choose([self._idle[slot] for slot in ready], now, self._arrivals - 1)]
-        # Remove the client in O(1): exchange it with the last one.
+        # Exchanging the client with the last one makes its removal O(1).
         self._idle[slot], self._idle[-1] = self._idle[-1], self._idle[slot]
         return self._idle.pop()
 
     def back(self, client: int, *, rests: bool = False) -> None:
-        """Note that a client has answered. ``rests``: whether it must not be drawn before :meth:`wake`."""
+        """Note that a client has answered. ``rests``: whether the client must not be drawn before :meth:`wake`."""
         (self._resting if rests else self._idle).append(client)
         self.room += 1
 
@@ -179,7 +179,7 @@ class ClientPool:
         self._resting.clear()
 
     def drop(self, gone: Collection[int], flying: int) -> None:
-        # Other clients replace those that never answer, so M_c clients train while enough remain.
+        # Other clients take the places of the clients ``gone``. So M_c clients train as long as enough clients remain.
         self._idle = [client for client in self._idle if client not in gone]
         self._resting = [client for client in self._resting if client not in gone]
         self.room += flying

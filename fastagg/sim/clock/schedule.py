@@ -1,20 +1,20 @@
 """Decides which update arrives next, and what the server sends afterwards.
 
-A schedule gives the loop one ``Job`` at a time:
+A schedule gives the run's loop one ``Job`` at a time:
 
     schedule.start()          makes the first dispatches
-    schedule.next_time()      the time at which the next update arrives (changes nothing)
-    schedule.in_flight()      the known jobs whose updates will arrive later
-    job = schedule.next()     the update that arrives now; ``schedule.now`` is the virtual time
-    schedule.arrived(job)     after server.receive: makes the dispatches that follow
+    schedule.next_time()      returns the time at which the next update arrives
+    schedule.in_flight()      returns the known jobs whose updates will arrive later
+    job = schedule.next()     returns the job whose update arrives now, at the virtual time ``schedule.now``
+    schedule.arrived(job)     makes the dispatches after this arrival. Call it after ``server.receive``.
 
-    schedule.drop(clients)    these clients never answer again, not even the tasks that they are training
+    schedule.drop(clients)    removes clients. These clients never answer again, not even their open tasks.
 
 ``state_dict`` returns the schedule as plain data and tensors. A new schedule for the same config and the loaded server
-continues from it instead of calling ``start``.
+continues from this state instead of calling ``start``.
 
-A Job holds the immutable snapshot that the client was sent. So it can be trained at any moment between its dispatch and
-its arrival (clients/fused.py).
+A Job holds the immutable snapshot of the model that the client was sent. So a job can be trained at any moment between
+its dispatch and its arrival (clients/fused.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MOST_WAITS = 10_000  # the most times that a round's start is moved until enough clients are available at once
 
-# Takes a client and its task. Returns how many local steps the client makes.
+# Takes a client and its task. Returns the number of local steps that the client makes.
 LocalSteps = Callable[[int, Dispatch], int]
 # Takes a job. Returns the bytes of its model and of its update.
 SentBytes = Callable[["Job"], tuple[int, int]]
@@ -67,7 +67,7 @@ class Job:
 class VirtualClock:
     """Jobs ordered by virtual time. Jobs with the same time come in the order in which they were scheduled.
 
-    ``now`` is the time of the last job that was taken out, 0.0 at the start. Its unit is that of the delay law.
+    ``now`` is the time of the last job that was taken out, in the unit of the delay law. At the start it is 0.0.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class VirtualClock:
         return len(self._heap)
 
     def schedule(self, delay: float, job: Job) -> float:
-        """Schedule ``job`` at ``delay`` from now, and return that time. ValueError: the delay is negative or not
+        """Schedule ``job`` at the time ``now + delay``, and return this time. ValueError: the delay is negative or not
         finite."""
         if not (delay >= 0.0 and math.isfinite(delay)):
             raise ValueError(f"a delay must be finite and at least 0, got {delay}")
@@ -116,8 +116,8 @@ class TaskClock(VirtualClock):
         self._dispatches: Counter[int] = Counter()
 
     def _send(self, client: int, time: float) -> tuple[float, Job]:
-        """Send ``client`` the model at this time. Return how long the task will take, and its job. A user's own rule
-        may decide the number of local steps."""
+        """Send ``client`` the model at ``time``. Return the virtual time that the task takes, and its job. A user's own
+        rule may decide the number of local steps."""
         self._history.send(client, time)
         number = self._dispatches[client]
         self._dispatches[client] += 1
@@ -144,11 +144,11 @@ class TaskClock(VirtualClock):
 
 
 class TimedSchedule(TaskClock):
-    """An asynchronous run. The delay law tells how long a task takes, and the participation rule which client is next.
+    """An asynchronous run. The delay law says how long a task takes. ``participation`` chooses the next client.
 
     With ``at_flush`` the model is sent only when its version changes, to as many clients as have arrived since the last
-    change. Without ``at_flush`` a client gets the model at once, which is older by one version unless the client's
-    update completed the step. So delays are then larger by one.
+    change. Without ``at_flush`` the next client gets the model after each arrival. Unless the arrival completes a step,
+    this model is one version older than with ``at_flush``, so delays are larger by one.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class TimedSchedule(TaskClock):
         self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
         self._sent = server.version
         self._participation = participation
-        # A client with this many answers in the current step is sent nothing before the step.
+        # A client with this many answers in the current step gets the model only after the step.
         self._most = answers_per_step(server.direction, server.config()) or math.inf
         self._waiting = Counter[int]()  # each client's number of answers in the current step
 
@@ -187,7 +187,7 @@ class TimedSchedule(TaskClock):
         self._heap = [entry for entry in self._heap if entry[2].client not in clients]
         heapq.heapify(self._heap)
         for job in lost:
-            self._server.forget(job.client, job.task.version)  # it will not be answered, so the server need not keep it
+            self._server.forget(job.client, job.task.version)  # the server need not keep a task without answer
         self._participation.drop(clients, len(lost))
         self._send_all()
 
@@ -205,8 +205,7 @@ class TimedSchedule(TaskClock):
         self._participation.load_state_dict(state["participation"])
 
     def _send_all(self) -> None:
-        """Send the model to all clients that get it before the next update arrives. The model is the same until
-        then."""
+        """Send the current model to all clients that may get a model before the next update arrives."""
         now = self.now
         while self._participation.room:
             now = self._participation.soonest(now)
@@ -221,11 +220,11 @@ class TimedSchedule(TaskClock):
 
 
 class RoundSchedule(TaskClock):
-    """Synchronous rounds of ``per_round`` clients, drawn by ``rule``. All updates arrive when the slowest client is
-    done.
+    """Synchronous rounds of ``per_round`` clients, drawn by ``rule``. All updates of a round arrive when its slowest
+    client has finished.
 
-    The next round starts at that moment, or when ``per_round`` clients are available. Clients are drawn from (seed,
-    round). Durations are drawn from (seed, client, number), as in asynchronous runs, so virtual times can be compared.
+    The next round starts at this time, or later, when ``per_round`` clients are available. Draws of clients are keyed
+    by (seed, round). Durations are drawn as in asynchronous runs, so virtual times of both can be compared.
     """
 
     def __init__(
@@ -248,7 +247,7 @@ class RoundSchedule(TaskClock):
         self._rounds += 1
 
     def _begins(self, here: list[int]) -> float:
-        """Return when enough clients are available at once."""
+        """Return the first time at which ``per_round`` clients are available at once."""
         now = self.now
         for _ in range(MOST_WAITS):
             soon = sorted(self._rule.opens(client, now) for client in here)[self._per_round - 1]
@@ -272,7 +271,7 @@ class RoundSchedule(TaskClock):
             self.start()
 
     def drop(self, clients: Collection[int]) -> None:
-        self._gone = set(clients)  # the current round still has them, because the server would otherwise wait forever
+        self._gone = set(clients)  # the clients still answer in the current round, which would otherwise never end
 
     def state_dict(self) -> State:
         return super().state_dict() | {"rounds": self._rounds, "gone": sorted(self._gone)}

@@ -1,7 +1,7 @@
-"""The facts that a user's own function may know: the clock, the versions, and each client's history.
+"""Gives a user's own functions the virtual time, the server's version, and each client's history.
 
-A delay law or a sampling rule with an argument ``view`` gets a :class:`View`. A rule names the fields that it needs in
-``takes``. It gets their values as numbers, because the log records them.
+A delay law or a sampling rule with an argument ``view`` gets a :class:`View`. A server's rule names the fields that it
+needs in ``takes``. The rule gets the values of these fields as numbers, because the server's log records them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClientView:
-    """A client as the server knows it.
+    """The history of one client.
 
     Attributes:
         client, samples: the client's number, and its number of training samples.
-        tasks, answers: how many tasks were sent to the client, and how many it has answered.
-        sent, arrived: the virtual times of its last task and of its last answer. None: there is none.
-        duration: the virtual time that its last answered task took. None: it has not answered.
-        version, delay: the version from which its last answer was trained, and the answer's delay. None as above.
-        extra: the further arrays that it sent with its last update, by name.
+        tasks, answers: how many tasks were sent to the client, and how many of them it has answered.
+        sent, arrived: the virtual times of the client's last task and of its last answer. None: no task, or no answer.
+        duration: the virtual time that the client's last answered task took. None: the client has not answered.
+        version, delay: the version on which the last answer was trained, and the answer's delay in versions. None: the
+            client has not answered.
+        extra: the further tensors that the client sent with its last update, by name.
     """
 
     client: int
@@ -45,8 +46,9 @@ class ClientView:
 
 @dataclass(frozen=True)
 class View:
-    """``time``: the virtual time. ``version``: the server's version. ``client``: the client for which the function is
-    called. None: the function chooses a client, and calls ``of(client)``."""
+    """The state of a run, for a user's own function. ``time``: the virtual time. ``version``: the server's version.
+    ``client``: the client for which the function is called. None: the function chooses a client, and can look at each
+    client with ``of(client)``."""
 
     time: float
     version: int
@@ -58,17 +60,17 @@ class View:
 
 
 class History:
-    """Keeps only each client's last task and answer, so its memory does not grow with their number."""
+    """The history of all clients. Only each client's last task and answer are kept, so memory does not grow in time."""
 
     def __init__(self, server: Server, sizes: Sequence[int]) -> None:
         self._server, self._sizes, self._clients = server, sizes, dict[int, ClientView]()
-        self._takes: dict[int, float] = {}  # how long each client's open task takes
+        self._takes: dict[int, float] = {}  # the virtual time that each client's open task takes
 
     def of(self, client: int) -> ClientView:
         return self._clients.get(client) or ClientView(client, self._sizes[client])
 
     def view(self, time: float | None = None, client: int | None = None) -> View:
-        """Return the view of a client at ``time``. None: the time at which its last task was sent."""
+        """Return the view of ``client`` at ``time``. If ``time`` is None, use the time of the client's last task."""
         own = None if client is None else self.of(client)
         time = own.sent if time is None and own is not None else time
         return View(time or 0.0, self._server.version, own, self)
@@ -78,7 +80,7 @@ class History:
         self._clients[client] = replace(own, tasks=own.tasks + 1, sent=time)
 
     def last(self, client: int, duration: float) -> None:
-        """Note the duration of a client's last task. In a round it may be shorter than the time until the answer."""
+        """Record the duration of a client's last task. In rounds, the answer may arrive later than after this time."""
         self._takes[client] = duration
 
     def answer(self, client: int, time: float, version: int, delay: int, extra: Mapping[str, Tensor] | None) -> None:
@@ -91,9 +93,9 @@ class History:
     def facts(
         self, takes: Collection[str], client: int, time: float, start: int, sent: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """Return the facts that a rule ``takes``, about an answer to a task of version ``start``. A fact is an array
-        that the client ``sent``, or the field of the view with this name. 0: it is not known. ``duration`` and
-        ``delay`` are those of this answer."""
+        """Return the values that a server's rule ``takes``, for an answer to a task of version ``start``. Each is a
+        tensor that the client ``sent``, or the field of the view with this name. An unknown value is 0. ``duration``
+        and ``delay`` are those of this answer."""
         view = self.view(time, client)
         known: dict[str, Any] = {own.name: getattr(view.client, own.name) for own in fields(ClientView)}
         known |= {"time": view.time, "version": view.version, "arrived": time}

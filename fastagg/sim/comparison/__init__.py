@@ -1,1 +1,1 @@
-"""Several runs: the cells of a comparison, groups of seeds, tests."""
+"""Comparisons of several runs: their cells, groups of seeds, and statistical tests."""

@@ -1,7 +1,7 @@
-"""The cells of a comparison, and their runs, in this process or each in a process of its own.
+"""Makes the cells of a comparison, and runs each cell in this process or in a new process. A cell is one run.
 
 A finished cell is only read. A stopped cell continues from its checkpoint. If a cell fails, the others go on. After
-ctrl-C the running cells stop at their next update and write their results so far, and other cells do not start.
+ctrl-C no further cell starts. The running cells stop at their next update, and write their results so far.
 Importing this module imports no torch, because reading a finished comparison needs none.
 """
 
@@ -46,11 +46,11 @@ def cells(
     more: Mapping[str, object] | None = None,
     rules: Mapping[str, Rule] | None = None,
 ) -> list[Cell]:
-    """Return a cell for every combination of a recipe or a table's run, a rule of ``rules``, a point of ``grid`` and a
-    seed. ``seeds``: the seeds, or their number, from the recipe's own seed up.
+    """Return a cell for every combination of recipe, rule, grid point and seed. ``names``: recipes and tables. A table
+    stands for all its runs. ``seeds``: the seeds, or the number of seeds, from the recipe's own seed up.
 
-    ``changes`` maps dotted keys to a value, and ``grid`` to several values. ``more``: further ``changes``. ConfigError:
-    a name, key or value is wrong, or two cells would share a folder.
+    ``changes`` and ``more`` map dotted keys to new values. ``grid`` maps dotted keys to several values each.
+    ConfigError: a name, key or value is invalid, or two cells would have the same folder.
     """
     members: list[Cell] = []
     for name, values in itertools.product(names, itertools.product(*grid.values())):
@@ -91,7 +91,7 @@ def file_name(text: str) -> str:
 
 
 def check_cells(cells: Sequence[Cell]) -> None:
-    """Raise the errors that ``cells`` would raise before they load their data. Only the first seed is checked."""
+    """Raise the errors that ``cells`` would raise before they load their data. Only one seed of each run is checked."""
     for cell in {cell.folder or cell.config.name: cell for cell in reversed(cells)}.values():
         from fastagg.sim.runs.build import check
 
@@ -105,10 +105,10 @@ def check_cells(cells: Sequence[Cell]) -> None:
 def run_cells(
     cells: Sequence[Cell], out: Path, jobs: int | None, watcher: Watcher, replace: bool = False
 ) -> dict[str, Outcome]:
-    """Run ``cells`` into folders below ``out``, in ``jobs`` processes, or in this process. Return the results or errors
-    of the cells that started, by name.
+    """Run ``cells`` in folders below ``out``, in ``jobs`` processes. With ``jobs`` 1 or None, run them in this process.
+    Return the results or errors of the cells that started, by name.
 
-    If a folder holds a run with other settings, its cell fails. With ``replace`` the run is overwritten. A run with
+    If a cell's folder holds a run with other settings, the cell fails. With ``replace`` that run is deleted. A run with
     other data, or other code of the user, is run again, and a warning says so.
     """
     several = jobs is not None and _checks.whole("jobs", jobs, least=1, most=1024) > 1
@@ -122,7 +122,7 @@ def run_cells(
         outcomes[cell.name] = ended
         watcher.ended(cell, ended)
     with ExitStack() as stack:
-        workers, stop = None, Path()  # a file that tells runs in other processes to stop
+        workers, stop = None, Path()  # runs in other processes stop when this file exists
         if several and waiting:
             out = out.absolute()
             with writing(out):

@@ -1,4 +1,4 @@
-"""Compares several runs: a folder for each, and tables and pictures of all."""
+"""Runs the cells of a comparison, and writes its tables and pictures. :func:`fastagg.sim.compare` calls ``compare``."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Comparison:
     """The outcome of a comparison.
 
     Attributes:
-        groups: of the cells that ran, those that differ only in their seed.
-        failed: error messages by the cells' names.
-        pictures: the files of pictures.
-        findings: what the runs showed; None if none ran.
-        title, baseline: as they were given.
+        groups: the cells with a result. The cells of one group differ only in their seed.
+        failed: the error message of each failed cell, by the cell's name.
+        pictures: the paths of the pictures' files.
+        findings: the tables and conclusions. None if no cell has a result.
+        title, baseline: the arguments of :func:`compare`.
     """
 
     groups: list[Group]
@@ -49,10 +49,10 @@ class Comparison:
         return [result for group in self.groups for result in group.results]
 
     def to_latex(self, caption: str = "", label: str = "") -> str:
-        """Return the table of results, methods by settings if there are several, for LaTeX with booktabs.
+        """Return the table of results for LaTeX with booktabs. With several settings, each setting has a column.
 
         Raises:
-            RunFailed: no run ended.
+            RunFailed: no run has a result.
         """
         if self.findings is None:
             raise RunFailed("no run ended, there is nothing to put into a table: " + "; ".join(self.failed.values()))
@@ -67,19 +67,21 @@ class Comparison:
         over: str | None = None,
         at: Mapping[str, object] | None = None,
     ) -> Figure:
-        """Return a picture as a matplotlib figure: "accuracy", "target", "delays" or "lines".
+        """Return a picture as a matplotlib figure.
 
         Args:
-            name: which. A comparison of many lines has one "accuracy,SETTING" and "delays,SETTING" for each setting.
-            at: of a grid or a table the part with these values by key, such as {"client.lr": 0.1}; its picture of many
-                lines is "accuracy" again.
-            width: in inches, such as 3.3, a column of a paper. None: that of the picture in the folder. With a width
-                there is no heading, which a paper has as a caption.
-            font_size: in points.
-            over: of "accuracy": one axis alone, "time", "version" or "uploads"; "bytes_up" where formats differ.
+            name: "accuracy", "target", "delays" or "lines". If a grid has more than six lines, each part of the grid
+                has its own pictures "accuracy,SETTING" and "delays,SETTING" instead.
+            at: values by key, such as {"client.lr": 0.1}. Only the runs with these values are drawn. If at most
+                six lines are left, the picture's name is "accuracy" again.
+            width: the width in inches, such as 3.3 for a column of a paper. With a width there is no heading, because a
+                paper has a caption. None: the width of the picture in the folder.
+            font_size: the size of text in points. None: 9 points.
+            over: the only x axis of "accuracy": "time", "version" or "uploads". If the runs' encodings differ, also
+                "bytes_up" or "bytes_down". None: all axes, side by side.
 
         Raises:
-            ConfigError: there is no such picture of these runs; the message has those that there are.
+            ConfigError: there is no such picture of these runs. The message lists the pictures that exist.
         """
         fields = [] if over is None else [_checks.one_of("over", over, tuple(series.x_axes(self.groups)))]
         part = {key: str(value) for key, value in (at or {}).items()}
@@ -103,17 +105,16 @@ def compare(
     replace: bool = False,
     picture: str = "png",
 ) -> Comparison:
-    """Run ``cells`` into ``out``, in ``jobs`` processes (None: in this one). Write tables and pictures of what ran.
+    """Run ``cells`` in folders of ``out``, in ``jobs`` processes. Write tables and pictures of the cells with a result.
 
-    ``out`` gets comparison.csv (a line per run), table.md (a line per group of seeds), report.html, and
-    pictures in the format ``picture``: target (who reaches the target when, beside a baseline), accuracy, delays, lines
-    for a grid over numbers.
-    A finished run of the same config in ``out`` is not repeated, unless its data or the user's code has changed. A run
-    of another config is replaced with ``replace``, and otherwise is an error.
+    ``jobs`` None means this process. ``out`` gets comparison.csv with a line per run, table.md with a line per method
+    and setting, report.html, and pictures in the format ``picture`` (see :meth:`Comparison.figure`).
+    A cell is not run again if ``out`` has its finished run, with the same config, data and code of the user. If its
+    folder has a run of another config, ``replace`` deletes that run. Without ``replace`` the cell fails.
 
-    Errors before any run: ConfigError if ``baseline`` does not exist, or a setting of an unfinished cell, or
-    ``target``, is wrong; DataError if it has no data folder. DataError if ``out`` is not writable,
-    or holds something else.
+    ConfigError: ``baseline`` is not compared here, ``target`` is not an accuracy, or an unfinished cell has an invalid
+    setting. DataError: an unfinished cell's data folder is missing, or ``out`` cannot be written or has other files.
+    Only errors of writing are raised after the first run has begun.
     """
     if target is not None:
         checked_target(target)

@@ -1,10 +1,10 @@
-"""Groups of runs that differ only in their seed: means and deviations over seeds, and differences of methods.
+"""Groups the runs that differ only in their seed. Computes means and deviations over seeds, and compares methods.
 
 Runs with the same seed have the same clients, delays, batches and arrivals. So all tests are paired t-tests, at LEVEL,
 of the differences between such runs.
 
-A run without a number counts, too. If some runs never reach their target, all times are cut at the end of the first
-such run (the difference is that of restricted means). A diverged run has the worst accuracy, 0.
+Runs that never reach their target count, too. All times are cut at the end of the first such run, so the tests compare
+restricted means. Diverged runs count with the worst accuracy, 0.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fastagg._types import Plain
 from fastagg.sim.recipes.tables import ACCURACY, SETTING, Cell, Choice
 from fastagg.sim.runs.result import Result
 
-LEVEL = 0.05  # the probability that a test of equal methods says that they differ
-# A measure -> the number of summary.json that tells how far a run came that never reached its target.
+LEVEL = 0.05  # the level of the tests: the probability that a test calls equal methods different
+# By measure: the key of summary.json whose number is used for a run that never reached its target.
 ENDS = {"time_to_target": "virtual_time", "uploads_to_target": "uploads"}
 
 
@@ -31,7 +31,8 @@ ENDS = {"time_to_target": "virtual_time", "uploads_to_target": "uploads"}
 class Group:
     """One line of a table: a method in one setting, with one result per seed.
 
-    ``name`` is the recipe's name. ``choice``: the setting's keys and values. ``measure``: the number that is compared.
+    ``name`` is the recipe's name. ``choice``: the setting's keys and values. ``measure``: the compared key of
+    summary.json.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Group:
 
     @property
     def states(self) -> str:
-        """How many seeds did not finish, and why, in brackets. Empty: all seeds finished."""
+        """The number of seeds that did not finish, and the reason, in brackets. Empty: all seeds finished."""
         counts = Counter(r.summary["stopped"] for r in self.results if r.summary["stopped"] != "finished")
         parts = [state if count == len(self.results) == 1 else f"{count} {state}" for state, count in counts.items()]
         return f" ({', '.join(parts)})" if parts else ""
@@ -65,9 +66,10 @@ class Group:
         return {result.config.seed: result.summary for result in self.results}
 
     def over(self, key: str, scale: float = 1.0) -> Spread:
-        """Return the mean and the deviation over seeds of a number of summary.json.
+        """Return the mean and deviation, over seeds, of ``scale`` times the number ``key`` of summary.json.
 
-        If only some seeds reach the target, the others count with the end of their run. The mean is then a lower bound.
+        If only some seeds have a time (or number of uploads) to the target, the others count with the end of their run.
+        The mean is then a lower bound, and there is no deviation.
         """
         numbers = [(result.summary.get(key), result.summary.get(ENDS.get(key, key))) for result in self.results]
         missing = sum(value is None for value, _ in numbers)
@@ -84,7 +86,7 @@ class Group:
 @dataclass(frozen=True)
 class Spread:
     """The mean and the sample deviation (n - 1) of ``count`` seeds. With fewer than two seeds there is no deviation.
-    ``missing``: how many seeds had no value. ``least``: the mean is a lower bound."""
+    ``missing``: the number of seeds without a value. ``least``: whether the mean is a lower bound."""
 
     mean: float | None
     deviation: float | None = None
@@ -104,7 +106,7 @@ def grouped(runs: Sequence[tuple[Cell, Result | None]]) -> list[Group]:
     for cell, result in runs:
         cells.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
     names = {c.config.name: c.config.label or c.config.name for c, _ in runs if not c.method}
-    twice = Counter(names.values())  # two recipes with the same label would look the same
+    twice = Counter(names.values())  # recipes with the same label are called by their names
     groups = []
     for (name, _), members in cells.items():
         cell = members[0][0]
@@ -116,7 +118,7 @@ def grouped(runs: Sequence[tuple[Cell, Result | None]]) -> list[Group]:
 
 
 def by_setting(groups: Sequence[Group]) -> list[list[Group]]:
-    """Return the groups of each setting."""
+    """Return a list for each setting, with the setting's groups."""
     settings: dict[str, list[Group]] = {}
     for group in groups:
         settings.setdefault(repr(group.choice), []).append(group)
@@ -124,8 +126,8 @@ def by_setting(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def choice_keys(choices: Iterable[Choice]) -> dict[str, str]:
-    """Return all keys of ``choices`` with their short names. A short name is the key's last part. If two keys share
-    that part, it is the whole key."""
+    """Return all keys of ``choices`` with their short names. A short name is the last part of a key. If two keys have
+    the same last part, their short names are the whole keys."""
     shorts = {key: key.rpartition(".")[2] for choice in choices for key, _ in choice}
     return {key: short if list(shorts.values()).count(short) == 1 else key for key, short in shorts.items()}
 
@@ -139,7 +141,7 @@ def setting_text(choice: Choice, part: Choice | None = None) -> str:
 
 
 def name_of(groups: Sequence[Group], baseline: str | None) -> str | None:
-    """Return the name of the method ``baseline``, which may also be a recipe's name. None: no group has it."""
+    """Return the method whose name, or whose recipe's name, is ``baseline``. None: there is no such method."""
     return next((group.method for group in groups if baseline in (group.method, group.name)), None)
 
 
@@ -147,8 +149,8 @@ def speedups(groups: Sequence[Group], baseline: str | None) -> list[float | None
     """Return how many times sooner than ``baseline`` (a method, or a recipe's name) each group reaches the target.
 
     The number is the geometric mean over seeds of the baseline's virtual time divided by the group's, at the same grid
-    point. The tests are about this number, too. None: the baseline or the group missed the target with some seed, or
-    their units of time differ.
+    point. The tests of times also compare this mean. None: the baseline is not at this grid point, its unit of time
+    differs from the group's, or one of the two missed the target with some seed.
     """
     bases = {repr(group.choice): group for group in reversed(groups) if baseline in (group.method, group.name)}
     ratios: list[float | None] = []
@@ -169,10 +171,10 @@ def goal(groups: Sequence[Group]) -> float | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences, its 95% interval, each pair's difference by seed, and the test's p.
+    """The mean of paired differences, its 95% interval, each pair's difference by seed, and the p-value of the t-test.
 
-    With one pair there is neither interval nor p. If all of several pairs have the same difference, there is no
-    interval, and p is that of a sign test: a few equal differences do not prove that all would be equal.
+    With one pair there is neither an interval nor a p-value. If several pairs all have the same difference, there is no
+    interval, and the p-value is that of a sign test. The t-test would give 0, as if more pairs could not differ.
     """
 
     mean: float
@@ -187,13 +189,13 @@ class Difference:
 
     @property
     def ratio(self) -> str:
-        """The ratio, if this is a difference of logarithms."""
+        """The ratio of two numbers as text, with its interval, if this is the difference of their logarithms."""
         interval = [f"{math.exp(end):.3g}" for end in (self.low, self.high) if end is not None]
         return f"{math.exp(self.mean):.3g}x" + (f" [{', '.join(interval)}]" if interval else "")
 
 
 def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Difference:
-    """Return the differences for the seeds that both sides have. They must share at least one seed."""
+    """Return the differences ``better`` - ``worse`` for the seeds in both. At least one seed must be in both."""
     pairs = {seed: better[seed] - worse[seed] for seed in sorted(better.keys() & worse.keys())}
     mean, count = statistics.fmean(pairs.values()), len(pairs)
     if count == 1:
@@ -207,7 +209,7 @@ def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Differenc
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return p-values that are corrected for their number (Holm 1979). All may be compared with the same level."""
+    """Return the p-values corrected for the number of tests (Holm 1979). Each may then be compared with LEVEL."""
     corrected, largest = [0.0] * len(values), 0.0
     for place, number in enumerate(sorted(range(len(values)), key=lambda number: values[number])):
         corrected[number] = largest = max(largest, min(1.0, (len(values) - place) * values[number]))
@@ -216,8 +218,8 @@ def holm(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two methods and their difference. ``more`` is the method with the larger mean. ``p``: Holm's corrected p-value,
-    1.0 with a single pair of runs."""
+    """Two methods and their difference. ``more`` is the method with the larger mean, ``fewer`` the other method. ``p``:
+    the p-value with Holm's correction. With a single pair of runs it is 1.0."""
 
     more: str
     fewer: str
@@ -230,11 +232,11 @@ class Contrast:
 
 
 def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None, least: int = 2) -> list[Contrast]:
-    """Return the differences between all pairs of methods of a setting, with Holm's correction for their number. With
-    ``baseline``, return only the pairs with this method.
+    """Return the differences between all pairs of methods in a setting, with Holm's correction for the number of pairs.
+    With ``baseline``, return only the pairs with this method.
 
-    Accuracies are in percent. Times and uploads are compared as ratios: the difference is that of their logarithms.
-    Pairs that share fewer than ``least`` seeds are left out.
+    Accuracies are in percent. For times and uploads, the differences are of logarithms, which compares ratios. Pairs
+    that share fewer than ``least`` seeds are left out.
     """
     pairs = []
     for pair in itertools.combinations(groups, 2):
@@ -248,8 +250,8 @@ def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None
 
 
 def _paired_scores(pair: Sequence[Group], measure: str) -> list[dict[int, float]] | None:
-    """Return both groups' scores for the seeds that they share. For times and uploads, return logarithms. None: they
-    share no seed."""
+    """Return the scores of both groups for their common seeds. For times and uploads, return logarithms. None: the
+    groups have no common seed."""
     sides = scores([group.summaries for group in pair], measure, 100.0)
     if measure in ENDS:
         sides = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in sides]
@@ -258,11 +260,11 @@ def _paired_scores(pair: Sequence[Group], measure: str) -> list[dict[int, float]
 
 
 def scores(sides: Sequence[Mapping[int, Plain]], measure: str, scale: float = 1.0) -> list[dict[int, float]]:
-    """Return a number of summary.json by seed for each side, even for runs without this number. ``sides``: the runs'
-    summaries by seed.
+    """Return, for each side, the number ``measure`` of summary.json by seed, times ``scale``. ``sides``: each side's
+    summaries by seed. Runs without this number get one as follows.
 
     If ``measure`` is a time or a number of uploads, some runs may never reach the target. All numbers are then cut at
-    the end of the first such run. Ends of diverged runs do not count for this. For other measures a diverged run has 0.
+    the end of the first such run that has not diverged. For other measures a diverged run has 0.
     """
     runs, worst = [run for side in sides for run in side.values()], 0.0
     if end := ENDS.get(measure):

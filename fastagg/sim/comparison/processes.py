@@ -1,7 +1,7 @@
-"""Processes on this machine for whole runs. Each run has a new process, so its memory and threads end with it.
+"""Runs functions in new processes. A comparison starts a process for each run, whose memory and threads end with it.
 
-Arguments and results are pickled here, by value. multiprocessing's own pickles of tensors are files and sockets. These
-end with the process, perhaps before the other side has read them.
+This module pickles arguments and results by value. multiprocessing would pickle a tensor as a file or a socket. Both
+may disappear with the process that has sent them, before another process has read them.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from fastagg._build import set_num_threads, usable_cores
 from fastagg._types import Foreign
 from fastagg.sim.runs.interrupt import without_ctrl_c
 
-# Modules that every run imports. The first optimizer in torch imports torch._dynamo.
+# Modules that every run imports. A process's first torch optimizer imports torch._dynamo.
 PRELOAD = ["fastagg.sim.runs.run", "fastagg.sim.show.plots", "sklearn.datasets", "torch._dynamo"]
 
 
 class Processes:
-    """Runs at most ``count`` processes at a time. They are forked by a server process that has imported torch once."""
+    """Runs at most ``count`` processes at a time. A server process, which has imported torch once, forks them."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._context: Foreign = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOAD)
-        # Ctrl-C during the imports must not end the server process. It must not find packages in the current folder,
-        # which may be a checkout of fastagg whose extension was never built.
+        # Ctrl-C during the imports must not end the server process. The server process must not import from the current
+        # folder, which may be a checkout of fastagg without a built extension.
         with without_ctrl_c(), chdir(sys.prefix):
             forkserver.ensure_running()
         self._threads = ThreadPoolExecutor(count)
         self._running: set[Foreign] = set()
 
     def submit(self, function: Callable[..., object], *arguments: object) -> Future[Any]:
-        """Call a module's function, which must raise nothing, in a new process. The future has the function's result,
-        or EOFError if the process dies."""
+        """Call ``function``, which must be in a module and raise nothing, in a new process. The future has the
+        function's result, or EOFError if the process dies."""
         return self._threads.submit(self._call, function, arguments)
 
     def _call(self, *call: object) -> object:
@@ -51,7 +51,7 @@ class Processes:
         process = self._context.Process(target=_alone, args=(there, threads, pickle.dumps(call)))
         process.start()
         self._running.add(process)
-        there.close()  # otherwise this end would not notice the end of the process
+        there.close()  # with an open copy here, recv_bytes would not notice that the process has ended
         try:
             return pickle.loads(here.recv_bytes())
         except EOFError:

@@ -1,2 +1,1 @@
-"""The data sets: which client has which samples. ``federated`` is what a run trains on; one file loads each data
-set."""
+"""The data of runs, divided among clients. ``federated`` has the class of this data, ``digits`` and ``own`` load it."""

@@ -1,4 +1,4 @@
-"""Handwritten digits from scikit-learn: 1,797 images of 8x8, 10 classes, no download."""
+"""The handwritten digits of scikit-learn: 1,797 images of 8x8 pixels in 10 classes. They need no download."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fastagg.sim.seeds import integer
 
 
 def load(clients: int, alpha: float, seed: int, min_samples: int = 2, test_share: float = 0.2) -> FederatedData:
-    """Return the digits, inputs [1, 8, 8], split over ``clients`` by Dirichlet(alpha) on the labels.
+    """Return the digits, divided among ``clients`` by Dirichlet(alpha) over the labels. Inputs have shape [1, 8, 8].
 
-    ``test_share`` of every class stays on the server as the test set.
+    A ``test_share`` of every class is the test set. The pixels of the training images have mean 0 and deviation 1.
     """
     from sklearn.model_selection import train_test_split
 
@@ -31,7 +31,7 @@ def load(clients: int, alpha: float, seed: int, min_samples: int = 2, test_share
 
 @cache
 def _read() -> tuple[np.ndarray, np.ndarray]:
-    """Read images and labels, once for all runs of a process."""
+    """Return all images [N, 8, 8] and labels [N]. A process reads them only once."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

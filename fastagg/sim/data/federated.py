@@ -1,4 +1,4 @@
-"""The data of a federation: samples per client and one test set on the server."""
+"""The data of a run: the samples of each client, and the server's test set. Every data set returns a FederatedData."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from fastagg.errors import DataError
 from fastagg.sim.seeds import generator
 
-# Takes a batch of inputs [B, *shape] and returns a changed batch. Random draws come from the generator.
+# Takes a batch of inputs [B, *shape] and a generator for random draws. Returns a changed batch.
 Augmentation = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs ``x`` [N, *shape], fp32 or (text) integer tokens, and integer labels ``y`` int64 [N].
+    """Inputs ``x`` [N, *shape], which are fp32 or tokens of text, and labels ``y`` [N], which are int64. With a user's
+    own loss, labels may be fp32.
 
-    If the model generates text, ``y`` [N, length] is the next token of each token, or -100 to ignore it.
-
+    If the model generates text, ``y`` [N, length] has the token after each token. Labels of -100 are ignored.
     ``augment`` is applied to training batches (see :func:`batches`), never to a test set.
     """
 
@@ -63,11 +63,11 @@ def batches(
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Training samples per client, one test set, and the number of label classes.
+    """Each client's training samples, one test set, and the number of label classes.
 
-    ``text``: not None if inputs are tokens. The object is passed to the model's function. ``unlabelled``: inputs for
-    distillation, which are not used for training. ``score`` tests a model if the share of right labels is not the right
-    measure. ``tests``: for each client, the samples on which the client alone is tested.
+    ``text``: any object if inputs are tokens. A model's function may take it. None: inputs are not tokens.
+    ``unlabelled``: inputs for distillation, which are not used for training. ``score``: a function that tests a model,
+    for data whose measure is not the share of right labels. ``tests``: for each client, the client's own test samples.
 
     DataError: there is no client, a client has no sample, or the test set is empty.
     """
@@ -92,7 +92,7 @@ class FederatedData:
                 raise DataError(f"{name} has no samples")
 
     def parts(self) -> Iterator[tuple[str, Samples]]:
-        """Yield all samples with their names for messages."""
+        """Yield all sets of samples, each with its name for messages."""
         yield "the test set", self.test
         yield from ((f"client {number}", samples) for number, samples in enumerate(self.clients))
         yield from ((f"the test of client {number}", samples) for number, samples in enumerate(self.tests or ()))
@@ -107,8 +107,8 @@ class FederatedData:
         return replace(self, clients=clients, test=self.test.to(device), tests=tests)
 
     def held_out(self, share: float, seed: int) -> FederatedData:
-        """Return the data with a drawn ``share`` of each client's samples as the client's own test. DataError: a client
-        has only one sample."""
+        """Return the data with a randomly drawn ``share`` of each client's samples as the client's own test samples.
+        DataError: a client has only one sample."""
         if not share:
             return self
         clients, tests = [], []
@@ -125,7 +125,7 @@ class FederatedData:
 def split_by_label(
     train: Samples, test: Samples, classes: int, *, clients: int, alpha: float, seed: int, min_samples: int = 2
 ) -> FederatedData:
-    """Divide a labelled training set among ``clients`` by Dirichlet(alpha), see :func:`dirichlet_split`."""
+    """Divide a labelled training set among ``clients`` with :func:`dirichlet_split`."""
     parts = dirichlet_split(train.y.numpy(), clients, alpha, seed, min_samples)
     return FederatedData([train.part(torch.from_numpy(part)) for part in parts], test, classes)
 
@@ -133,11 +133,11 @@ def split_by_label(
 def dirichlet_split(
     labels: np.ndarray, clients: int, alpha: float, seed: int, min_samples: int = 1
 ) -> list[np.ndarray]:
-    """Split sample indices: each class is divided by its own Dirichlet(alpha) draw over the clients.
+    """Divide the indices of samples among ``clients``. Each class is divided by its own Dirichlet(alpha) draw.
 
-    Small ``alpha`` gives each client few classes (Dir(0.1) is strongly skewed). Large ``alpha`` gives an even mix. A
-    draw may leave a client with too few samples. The client then gets random samples of the client with the most, until
-    it has ``min_samples``. Every index is used exactly once.
+    A small ``alpha`` gives each client few classes (Dir(0.1) is strongly skewed). A large ``alpha`` gives each client
+    an even mix. A client with fewer than ``min_samples`` samples then gets random samples of the client that has the
+    most samples, until the number is reached. Every index is used exactly once.
 
     labels: an integer array [N]. Returns ``clients`` sorted int64 arrays. DataError: N < clients * min_samples.
     """
@@ -151,7 +151,7 @@ def dirichlet_split(
     for label in np.unique(labels):
         indices = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(clients, alpha))
-        # Cutting at rounded cumulative shares loses no sample, however single shares are rounded.
+        # Rounding the cumulative shares loses no sample. Rounding each client's share could lose some.
         cuts = np.rint(np.cumsum(shares)[:-1] * len(indices)).astype(np.int64)
         for part, chunk in zip(parts, np.split(indices, cuts), strict=True):
             part.extend(int(i) for i in chunk)

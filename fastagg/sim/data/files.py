@@ -1,4 +1,4 @@
-"""Reads files that a recipe names. Every error is a DataError with the file's name."""
+"""Reads the files that a recipe names. Every error is a DataError, and its message has the file's path."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fastagg.errors import DataError
 
 
 def beside_data(name: str, folder: str | None) -> Path:
-    """Return a file that a recipe names: the path ``name``, or one in the data's ``folder``."""
+    """Return the path of a file. This is ``name``, or ``name`` in the data's ``folder`` if only that file exists."""
     path = Path(name).expanduser()
     inside = path if folder is None else Path(folder).expanduser() / name
     return inside if inside.is_file() and not path.is_file() else path
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's bytes. DataError if it cannot be read."""
+    """Return a file's bytes. DataError: the file cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -27,7 +27,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, without a byte-order mark. DataError if it cannot be read or is not text."""
+    """Return a file's text, without a byte-order mark. DataError: the file cannot be read, or is not UTF-8."""
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -37,10 +37,11 @@ def read_text(path: Path) -> str:
 def intervals(
     path: Path, key: str, columns: Sequence[str], *, low: float = -math.inf, high: float = math.inf, what: str = ""
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return from when to when each client did something, from a CSV file with lines of ``columns``, perhaps below
-    these words. Times are of ``low`` to ``high``, and end after they begin; ``what`` says so.
+    """Read a CSV file of time spans. Return each client's (begin, end) pairs, by the client's name. A line is a client,
+    a begin and an end, with low <= begin < end <= high. A first line with the names of ``columns`` is skipped.
 
-    DataError, which begins with ``key`` and has the line, if a line is none, or there are none.
+    DataError: a line is invalid, or there is no line. The message has ``key``, the invalid line, the ``columns`` and
+    ``what``, a text about the limits of times.
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     lines, names = csv.reader(io.StringIO(read_text(path), newline="")), ",".join(columns)

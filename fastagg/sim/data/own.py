@@ -1,4 +1,4 @@
-"""Your own data: what a function returns or a program passes, checked."""
+"""Checks the user's own data, which a function of a recipe returns or a program passes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fastagg.sim.data.federated import FederatedData, Samples
 
 
 def load(function: Callable[..., object], name: str, clients: int, seed: int, keywords: Plain) -> FederatedData:
-    """Return the federation of a function that a recipe calls ``name``. ConfigError if it takes other arguments,
-    DataError unless it returns so many clients."""
+    """Return the data that the user's ``function`` returns. ``name`` is the function's name in the recipe. ConfigError:
+    the function takes other arguments. DataError: the data is invalid, or has another number of clients."""
     where = f"the data function {name}"
     try:
         data = functions.call(function, "data.name", clients=clients, seed=seed, **keywords)
-    except DataError as error:  # of its FederatedData, which cannot know where it is made
+    except DataError as error:  # raised by FederatedData, which does not know the function's name
         raise DataError(f"{where}: {error}") from error
     federation = check(data, where)
     if len(federation.clients) != clients:
@@ -27,10 +27,10 @@ def load(function: Callable[..., object], name: str, clients: int, seed: int, ke
 
 
 def check(data: object, where: str) -> FederatedData:
-    """Return ``data``. DataError, beginning with ``where``, unless it is a federation that can be trained on.
+    """Return ``data`` if clients can train on it. Otherwise raise DataError with a message that begins with ``where``.
 
-    All inputs must have one shape and type, fp32 or tokens, and be finite. There must be as many labels as inputs, and
-    labels must be int64 from 0 to classes - 1, or fp32 for a loss of one's own, ``own.loss``.
+    All inputs must have the same shape and dtype. They must be finite fp32 numbers, or tokens. There must be as many
+    labels as inputs. Labels must be int64 from 0 to classes - 1, or finite fp32 for the user's loss ``own.loss``.
     """
     if not isinstance(data, FederatedData):
         raise DataError(f"{where}: expected a FederatedData, got a {type(data).__name__}")

@@ -1,7 +1,7 @@
-"""The base class of a recipe's sections, which are frozen and refuse unknown keys. The sections ``data``, one class for
-each data set.
+"""The base class of all sections of a recipe, and the classes of the section ``data``, one for each data set.
 
-Every field of a data set's class except ``name`` is a keyword of its ``load``. build.py passes these keywords on.
+Sections are frozen, and refuse unknown keys. Every field of a data set's class except ``name`` is a keyword of the data
+set's function ``load``, which build.py calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _unset(cls, values: object) -> object:
-        """Leave out keys with the value "none" whose default is None, because TOML has no null."""
+        """Leave out a key with the value "none" if its default is None. TOML has no null, so "none" stands for None."""
         if not isinstance(values, dict):
             return values
         optional = {name for name, field in cls.model_fields.items() if field.default is None}
@@ -31,8 +31,8 @@ class Section(BaseModel):
 
 
 class OpenSection(Section):
-    """A section whose ``name`` is a function: "module:function", or "given" for a function that a program passes. Other
-    keys are arguments of the function. "none" stands for Python's None."""
+    """A section whose ``name`` may be a user's function: "module:function", or "given" for a function that a program
+    passes. Other keys are arguments of the function. "none" stands for Python's None."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -42,13 +42,14 @@ class OpenSection(Section):
 
 
 def tag_of(kind: type[Section]) -> str:
-    """Return the ``name`` in a section of this kind, the first if there are several. For a user's function, return
-    "module:function"."""
+    """Return the ``name`` that a section of this class has. If a class allows several names, return the first. For a
+    user's function, return "module:function"."""
     return (*get_args(kind.model_fields["name"].annotation), "module:function")[0]
 
 
 def one_of(*kinds: type[Section], default: str | None = None) -> Any:
-    """Return the type of a section that is one of ``kinds``, by its name. Other names are of the kind ``default``."""
+    """Return the type of a section whose ``name`` selects one of the classes ``kinds``. A section with an unknown name
+    is of the class that the name ``default`` selects."""
     tags = [tag_of(kind) for kind in kinds]
 
     def tag(values: object) -> object:
@@ -58,25 +59,25 @@ def one_of(*kinds: type[Section], default: str | None = None) -> Any:
         return name if name in tags or default is None else default
 
     tagged = tuple(Annotated[kind, Tag(tag_of(kind))] for kind in kinds)
-    return Annotated[Union[tagged], Discriminator(tag)]  # noqa: UP007  # which `|` cannot write
+    return Annotated[Union[tagged], Discriminator(tag)]  # noqa: UP007  # `|` cannot join a tuple of types
 
 
 def kinds_of(annotation: object) -> list[type[Section]]:
-    """Return the sections that a field of this type may be. The list is empty if the field is no section."""
+    """Return the sections' classes that a field of this type may have. The list is empty if the field is no section."""
     kinds = [(*get_args(part), part)[0] for part in (get_args(annotation) or (annotation,))]
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
 
 class DataSection(Section):
-    """``clients``: the number of clients."""
+    """The data of a run. ``clients``: the number of clients."""
 
     name: str
     clients: PositiveInt = 50
 
 
 class Digits(DataSection):
-    """scikit-learn's digits, divided by Dirichlet(``alpha``) over labels. ``min_samples``: the fewest samples of a
-    client. ``test_share``: the share of the samples in the test set."""
+    """scikit-learn's handwritten digits, divided by Dirichlet(``alpha``) over labels. ``min_samples``: the least number
+    of samples of a client. ``test_share``: the share of all samples in the test set."""
 
     name: Literal["digits"]
     alpha: PositiveFloat = 0.3
@@ -85,9 +86,9 @@ class Digits(DataSection):
 
 
 class DataFunction(DataSection, OpenSection):
-    """Your own federation: a function "module:function" that returns a FederatedData. Its arguments are clients, seed,
-    ``dir`` (if the section has it) and the section's other keys. "given" stands for a function or a FederatedData that
-    is passed to run()."""
+    """Your own data. ``name`` is "module:function". This function takes ``clients``, ``seed``, ``dir`` (if the section
+    has it) and the section's other keys. It returns a FederatedData. ``dir``: the folder of the data's files. The name
+    "given" stands for a function or a FederatedData that is passed to run()."""
 
     dir: str | None = None
 

@@ -15,9 +15,10 @@ from fastagg.sim.seeds import seeded
 def build(
     name: str, shape: Sequence[int], classes: int, widths: Sequence[int], seed: int, norm: str = "batch"
 ) -> nn.Module:
-    """Return model ``name`` with weights from ``seed``. Torch's global generator does not change.
+    """Return the model ``name`` with weights drawn from ``seed``. Torch's global generator does not change.
 
-    widths: hidden layers of the MLP, channels of the CNN. ConfigError if the model cannot be used with the data.
+    widths: the sizes of the MLP's hidden layers, or the numbers of the CNN's channels. ConfigError: the model cannot
+    take inputs of this shape, or does not have this ``norm``.
     """
     if norm != "batch" and name != "cnn":
         raise ConfigError(f"model.norm is for the model cnn, got {name!r}")
@@ -28,7 +29,7 @@ def build(
 
 
 def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,)) -> nn.Module:
-    """Fully connected with ReLU. Without hidden layers it is logistic regression."""
+    """Return a fully connected network with ReLU. Without hidden layers the network is logistic regression."""
     widths = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):
@@ -37,7 +38,8 @@ def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,)) -> nn
 
 
 def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32), norm: str = "batch") -> nn.Module:
-    """3x3 convolutions with normalisation and ReLU, each but the first halves the image; then a linear layer.
+    """Return a network of 3x3 convolutions with normalization and ReLU, and a final linear layer. Each convolution
+    except the first halves the image's height and width.
 
     norm: ``batch``, ``group`` (groups of eight channels) or ``none``.
     """
@@ -54,7 +56,7 @@ def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32), 
 
 
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return ``shape`` if it is an image's. Otherwise ConfigError with the model's name."""
+    """Return ``shape`` if it is (channels, height, width). Otherwise raise ConfigError with the model's name."""
     if len(shape) != 3:
         raise ConfigError(
             f"model {name!r} needs images [channels, height, width], the data's inputs are {tuple(shape)}"

@@ -1,6 +1,6 @@
-"""The recipes that come with the package: ``NAME.toml`` in this folder, tables in ``tables``.
+"""Finds recipes and tables of runs by name. Recipes are ``NAME.toml`` in this folder, tables in the folder ``tables``.
 
-Tables of the papers that need data in files, and what extends them, are in ``reproduction/`` of a checkout."""
+Tables whose data is in files, and the tables that extend them, are in ``reproduction/`` of the repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastagg.sim.recipes import config
 
 
 def names(folder: str = ".") -> list[str]:
-    """Return the names of the recipes, or of what is in a folder beside them, sorted."""
+    """Return the sorted names of the recipes. For the folder "tables", return the sorted names of the tables."""
     entries = (entry.name for place in _places(folder) for entry in place.iterdir())
     return sorted(name.removesuffix(".toml") for name in entries if name.endswith(".toml"))
 
@@ -31,7 +31,8 @@ def file(name: str, folder: str = ".") -> Traversable:
 
 
 def _places(folder: str) -> Iterator[Traversable]:
-    """Yield where files are: in the package; and tables in the checkout that it is in, or else that one is in."""
+    """Yield the package's folder, and for tables also ``reproduction/`` of a checkout. This is the checkout with the
+    package, or otherwise the current folder."""
     yield files(__name__).joinpath(folder)
     if folder == "tables":
         roots = (root for root in (Path(__file__).parents[3], Path.cwd()) if (root / "fastagg" / "sim").is_dir())
@@ -41,8 +42,8 @@ def _places(folder: str) -> Iterator[Traversable]:
 def load(name_or_path: str, changes: Plain | None = None) -> config.Config:
     """Return a recipe by its name in the package or by a path, with ``changes`` to dotted keys.
 
-    A bare name is looked up in the package; whatever ends in .toml or holds a slash is a path. ConfigError
-    when there is no such recipe or it is not valid.
+    A text that ends in .toml or contains a slash is a path. Any other text is the name of a recipe in the package.
+    ConfigError: there is no such recipe, or the recipe is invalid.
     """
     if name_or_path.endswith(".toml") or Path(name_or_path).name != name_or_path:
         return config.load(Path(name_or_path).expanduser(), changes)
@@ -54,7 +55,7 @@ def load(name_or_path: str, changes: Plain | None = None) -> config.Config:
 
 
 def unknown(name: str, *known: list[str]) -> str:
-    """What to say when no recipe or table is called ``name``: those that have it in their name, or the nearest one."""
+    """Return the message that there is no recipe ``name``. It lists similar names."""
     like = next(filter(None, ([entry for entry in entries if name.lower() in entry] for entries in known)), [])
     if like:
         more = f" and {len(like) - 8} more" if len(like) > 8 else ""

@@ -1,4 +1,4 @@
-"""The settings of a run: the checked contents of a recipe's TOML file, with all defaults. Unknown keys are errors."""
+"""Defines Config, the settings of a run, and reads a Config from a recipe's TOML file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fastagg.sim.functions import find, fits, is_function, parameters
 from fastagg.sim.recipes import sections
 
 _OUTPUTS = ("outputs", "labels")
-# The arguments of the functions that a run calls. A function whose key is in VIEWED may also have an argument ``view``.
+# The arguments of the user's functions, by their keys. Functions of the keys in VIEWED may also have ``view``.
 ARGUMENTS = {
     "own.train": ("model", "data", "task", "state"), "own.change": ("update", "task"),
     "own.personal": ("model", "state"), "own.loss": _OUTPUTS, "own.metric": _OUTPUTS,
@@ -34,9 +34,10 @@ VIEWED = ("delay.name", "participation.sampling")
 
 
 class Config(Section):
-    """The settings of one run. All of its random numbers come from ``seed``. ``name`` is the name of its folder.
-    ``label`` is its name in plots and tables. ``about`` is a text for people. ``folder``: where modules that the config
-    names are looked up, besides the current folder. If the recipe is a file, this is the file's folder."""
+    """The settings of one run. All random numbers of the run come from ``seed``. ``name`` is the name of the run's
+    folder. ``label`` is the run's name in plots and tables. ``about`` is a text for people. ``folder`` is searched for
+    the modules of the user's functions, besides the current folder. The default is the folder of the recipe's file.
+    An unknown key is an error."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     label: str = ""
@@ -72,7 +73,7 @@ class Config(Section):
         return {key: name for key, name in names.items() if name is not None and is_function(name)}
 
     def function(self, key: str) -> Any:
-        """Return the function of a key, with its keywords bound. None: the key names no function. ConfigError: the
+        """Return the user's function of a key, with its keywords bound. None: the key has no function. ConfigError: the
         function cannot be found, or does not take the arguments of its call."""
         if (name := self.functions.get(key)) is None:
             return None
@@ -85,7 +86,7 @@ class Config(Section):
         return partial(function, **keywords) if keywords else function
 
     def passed(self, key: str) -> Any:
-        """Return the object that a program passes by this key. ConfigError: it passes none."""
+        """Return the object that a program passes for ``key``. ConfigError: the program passes no object for it."""
         if key not in self._held:
             argument = key.removeprefix("participation.").partition(".")[0]
             raise ConfigError(f'{key} "given" is what a program passes: fastagg.sim.run(config, {argument}=...)')
@@ -95,7 +96,7 @@ class Config(Section):
         return isinstance(other, Config) and self.model_dump() == other.model_dump()
 
     def holding(self, held: Plain) -> Config:
-        """Return a copy of the config to which a program also passes these objects, by their keys."""
+        """Return a copy of the config with the further objects ``held``, by their keys."""
         config = self.model_copy()
         config._held = {**self._held, **held}
         return config
@@ -113,23 +114,23 @@ class Config(Section):
         return self
 
 
-# The sections of a recipe, by their keys in it, and the sections that each may be.
+# The classes that a section of a recipe may have, by the section's key.
 KINDS = {key: kinds for key, field in Config.model_fields.items() if (kinds := kinds_of(field.annotation))}
 _TAGGED = {tag_of(kind): kind for kinds in KINDS.values() if len(kinds) > 1 for kind in kinds}
-# For names that look like keys but are none: what to do instead.
+# Hints for names that are not keys, but that users take for keys.
 ELSEWHERE = {"seeds": "a run has one seed; `fastagg compare RECIPE --seeds 3` runs several"}
-_MOST = 8  # problems in a message
+_MOST = 8  # the most problems that a message lists
 
 
 def explain(error: ValidationError, top: type[Section] = Config) -> str:
-    """Turn pydantic's report about ``top`` into one line, with each problem as "key: what is wrong"."""
+    """Return one line with pydantic's problems, each as "key: problem". ``top``: the class of the checked values."""
     problems = error.errors(include_url=False)
     shown = [_problem(item, top) for item in problems[:_MOST]]
     return "; ".join([*shown, f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else shown)
 
 
 def _problem(item: ErrorDetails, top: type[Section]) -> str:
-    kind, got, path = item["type"], reprlib.repr(item["input"]), [str(part) for part in item["loc"]]  # shortened
+    kind, got, path = item["type"], reprlib.repr(item["input"]), [str(part) for part in item["loc"]]
     # pydantic's location of a tagged section contains the tag (data, digits, alpha), but the user's key does not.
     where = ".".join(_on_one_line(part) for part in path if part not in _TAGGED)
     if kind == "extra_forbidden":
@@ -149,7 +150,7 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
     elif kind in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
         message = f"expected a section with keys, got {got}"
     elif kind == "union_tag_invalid":
-        known_names = item["ctx"]["expected_tags"].replace("'function'", "'module:function'")  # as in a recipe
+        known_names = item["ctx"]["expected_tags"].replace("'function'", "'module:function'")
         message = f"unknown name {item['ctx']['tag']!r} (known: {known_names}){_meant(item['ctx']['tag'], known_names)}"
     elif not kind.startswith("value_error"):
         message = f"{message[:1].lower()}{message[1:]}, got {got}{_meant(item['input'], message)}"
@@ -157,12 +158,12 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
 
 
 def _on_one_line(text: str) -> str:
-    """``text``, or its repr if it would break the line of a message."""
+    """Return ``text``, or its repr if ``text`` would break the line of a message."""
     return text if text.isprintable() else repr(text)
 
 
 def _meant(value: object, message: str) -> str:
-    """Return a hint at the most similar of the names that ``message`` has in quotes."""
+    """Return a hint at the name in quotes in ``message`` that is most similar to ``value``."""
     return _checks.meant(value, re.findall(r"'([^']+)'", message))
 
 
@@ -170,14 +171,15 @@ def full_keys(key: str) -> list[str]:
     """Return all dotted keys that end with ``key``: "client.lr", "algorithm.lr" and others for "lr"."""
     held = {name: {field for kind in kinds for field in kind.model_fields} for name, kinds in KINDS.items()}
     settings = {name for preset in registry.presets().values() for name in _keywords.of(preset).settings}
-    held["algorithm"] = settings - {"seed", "num_clients", "distill"}  # these come from other keys
+    held["algorithm"] = settings - {"seed", "num_clients", "distill"}  # other keys of a recipe set these
     return [
         f"{name}.{key}" for name in dict.fromkeys(("client", "algorithm", "data", "run", *held)) if key in held[name]
     ]
 
 
 def from_dict(values: Plain, source: str) -> Config:
-    """Check ``values``. ConfigError if something is wrong: one line that begins with ``source`` and names the key."""
+    """Return the Config of ``values``. ConfigError: a value is invalid. The message is one line that begins with
+    ``source``."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -185,7 +187,7 @@ def from_dict(values: Plain, source: str) -> Config:
 
 
 def from_toml(text: str, source: str, changes: Plain | None = None) -> Config:
-    """Read a TOML document. ``changes`` maps dotted keys ("client.lr") to new values."""
+    """Return the Config of a TOML document, which messages call ``source``. ``changes`` are values by dotted key."""
     return from_dict(changed(parse(text, source), changes or {}), source)
 
 
@@ -198,8 +200,8 @@ def parse(text: str, source: str) -> Plain:
 
 
 def read(path: Path, what: str) -> Plain:
-    """Return the contents of a TOML file. ``what``: recipe or table, for messages. ConfigError: the file cannot be
-    read."""
+    """Return the contents of a TOML file. ``what`` is "recipe" or "table", for messages. ConfigError: the file cannot
+    be read."""
     try:
         return parse(path.read_text(encoding="utf-8-sig"), str(path))
     except UnicodeDecodeError:
@@ -247,7 +249,7 @@ def load(path: Path, changes: Plain | None = None) -> Config:
 
 
 def placed(config: Config, path: Path) -> Config:
-    """Return the config of a recipe in a file. Modules that the recipe names are looked up in the file's folder."""
+    """Return ``config`` with the folder of its file at ``path``. The modules of its functions are looked up there."""
     if config.folder is not None or not any(name != "given" for name in config.functions.values()):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})

@@ -1,5 +1,5 @@
-"""The sections of a recipe: their keys, types and defaults. The data's sections are in sim/data, the delays' in
-sim/clock."""
+"""The classes of a recipe's sections, with their keys, types and defaults. The section ``data`` has its classes in
+data/sections.py, and the section ``delay`` in clock/delays.py."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from fastagg.sim.functions import is_function
 
 
 class Algorithm(OpenSection):
-    """A preset of fastagg by name, or your own as "module:function". Every other key is a keyword of the preset. "none"
-    stands for Python's None. The name "given" stands for a preset that is passed to run()."""
+    """The algorithm of the server. ``name`` is a preset of fastagg, or "module:function" for your own function. Every
+    other key is a keyword of the preset or function. "none" stands for Python's None. The name "given" stands for a
+    function that is passed to run()."""
 
     name: str
 
@@ -28,8 +29,8 @@ WIDTHS: dict[str, list[int]] = {
 
 
 class Model(Section):
-    """``widths``: the sizes of the mlp's hidden layers, or the numbers of the cnn's channels. ``norm``: the cnn's
-    normalization."""
+    """A network of the package. ``widths``: the sizes of the mlp's hidden layers, or the numbers of the cnn's channels.
+    ``norm``: the cnn's normalization."""
 
     name: Literal["logistic", "mlp", "cnn"] = "mlp"
     widths: list[PositiveInt] = Field(default=[64])
@@ -44,8 +45,9 @@ class Model(Section):
 
 
 class ModelFunction(OpenSection):
-    """Your own network: a function "module:function" of shape, classes and the section's other keys. If the data is
-    text, it may also have an argument ``text``. "given" stands for a function that is passed to run()."""
+    """Your own network. ``name`` is "module:function". The function takes the shape and the number of classes of the
+    data, and the section's other keys. It returns the network. If the data is text, the function may also take
+    ``text``. The name "given" stands for a function that is passed to run()."""
 
     name: str
 
@@ -57,12 +59,13 @@ else:
 
 
 class Client(Section):
-    """Local SGD, or another ``optimizer``. ``lr`` (eta_l), ``momentum`` and ``weight_decay`` have torch's meaning. A
-    client trains ``epochs`` passes or ``steps`` mini-batches of ``batch_size``. The default is 1 epoch.
+    """Local training with SGD, or with another ``optimizer``. ``lr`` (eta_l), ``momentum`` and ``weight_decay`` have
+    torch's meaning. A client trains ``epochs`` passes over its samples, or ``steps`` mini-batches of ``batch_size``
+    samples. The default is 1 epoch.
 
     ``mu`` is the weight of FedProx's proximal term. 0 turns the term off. A client's n-th dispatch (from 0) trains with
-    ``lr * lr_decay**n``. ``clip_norm`` limits the norm of a mini-batch's gradient. The optimizers "adam" and "adamw"
-    have torch's defaults, except for lr and weight decay.
+    the learning rate ``lr * lr_decay**n``. ``clip_norm`` limits the norm of a mini-batch's gradient. The optimizers
+    "adam" and "adamw" have torch's defaults, except for lr and weight decay.
     """
 
     lr: PositiveFloat
@@ -97,8 +100,8 @@ class Client(Section):
         return self.lr * self.lr_decay**number
 
     def steps_of(self, size: int, local_steps: int | None) -> int:
-        """Return how many mini-batches a client with ``size`` samples trains. ``local_steps``: the number in its task
-        (AsyncFedED's adaptive K), which overrides ``epochs`` and ``steps``. None: the task has none."""
+        """Return how many mini-batches a client with ``size`` samples trains. ``local_steps``: the number that the
+        server sent (AsyncFedED's adaptive K). This overrides ``epochs`` and ``steps``. None: the server sent none."""
         if local_steps is not None:
             return local_steps
         if self.steps is not None:
@@ -125,16 +128,16 @@ FunctionName = Annotated[str | None, AfterValidator(_named)]
 
 
 class UnlabelledData(Section):
-    """Unlabelled data for FedEcho: the data's ``unlabelled`` samples, or a ``share`` of the test set. This share is
-    then not used for testing. At most ``samples`` are used."""
+    """Unlabelled data for FedEcho. With a ``share`` above 0, this share of the test set is used, and not for testing.
+    Otherwise the ``unlabelled`` samples of the data are used. ``samples``: the most samples that are used."""
 
     share: Share = 0.0
     samples: PositiveInt = 2000
 
 
 class Distill(Section):
-    """FedEcho's distillation. ``alpha``: [least, most], or one number. ``lr``, ``steps``, ``batch_size`` and
-    ``clip_norm`` are settings of fastagg.Distillation."""
+    """FedEcho's distillation. ``alpha``: the weight of the KL term, one number or [least, most]. ``lr``, ``steps``,
+    ``batch_size`` and ``clip_norm`` are settings of fastagg.Distillation."""
 
     alpha: float | list[float] = Field(default=[0.2, 0.8])
     clip_norm: PositiveFloat | Literal["none"] = 5.0
@@ -158,7 +161,8 @@ class UserFunctionNames(Section):
 
 
 class Dropout(Section):
-    """After the part ``after`` of the run, ``share`` of the clients never answer again (ACE Figure 3)."""
+    """A ``share`` of the clients stops answering during the run (ACE Figure 3). ``after``: the share of the run after
+    which this happens."""
 
     share: Share = 0.0
     after: Share = 0.5
@@ -167,10 +171,10 @@ class Dropout(Section):
 class Attack(Section):
     """A ``share`` of the clients, drawn at random, lies. A liar changes its update u, or the labels of its data.
 
-    ``sign_flip`` sends -strength*u (strength is 1 by default). ``scaling`` sends strength*u (10). Two attacks know the
-    last updates of honest clients. ``alie`` sends their mean less strength (1.5) standard deviations of each element
-    (Baruch et al. 2019). ``inner_product`` sends -strength (0.5) times their mean (Xie et al. 2020). With
-    ``label_flip``, label y becomes classes - 1 - y.
+    ``sign_flip`` sends -strength*u. ``scaling`` sends strength*u. The liars of two attacks know the last updates of
+    honest clients, with mean m and standard deviation s of each element. ``alie`` sends m - strength*s (Baruch et al.
+    2019). ``inner_product`` sends -strength*m (Xie et al. 2020). With ``label_flip``, label y becomes classes - 1 - y.
+    The default of ``strength`` is 1 for sign_flip, 10 for scaling, 1.5 for alie, and 0.5 for inner_product.
     """
 
     name: Literal["none", "sign_flip", "scaling", "alie", "inner_product", "label_flip"] = "none"
@@ -179,9 +183,10 @@ class Attack(Section):
 
 
 class Encoding(Section):
-    """``format``: how updates are encoded (docs/encoding.md): a format of :func:`fastagg.encode`, or "topk". With
-    "topk" a ``share`` of the elements is sent, in the format ``values``. ``feedback``: whether clients add the part of
-    an update that was not sent to their next update. ``download``: the format of models, rounded without bias.
+    """The encoding of updates and models. ``format``: the format of updates (docs/encoding.md), which is a format of
+    :func:`fastagg.encode`, or "topk". With "topk" a ``share`` of the elements is sent, in the format ``values``.
+    ``feedback``: whether clients add the part of an update that was not sent to their next update. ``download``: the
+    format of the models that the server sends. Rounding to this format has no bias.
     """
 
     format: Literal["none", Format, "topk"] = "none"
@@ -195,9 +200,10 @@ class Participation(Section):
     """The clients that train. With ``rule`` "concurrency", ``concurrency`` clients (M_c) train at once. With "all", all
     clients train all the time. "round" is for synchronous algorithms: a round has algorithm.clients_per_round clients.
 
-    ``sampling``: which idle client is next. "uniform": all have the same chance. "availability": all that are available
-    at the time have the same chance. The CSV ``file`` has the times, which begin again after ``period``. Or a function
-    "module:function" of (idle clients, virtual time, generator). "given" stands for a function passed to run().
+    ``sampling``: how the next idle client is chosen. With "uniform", all idle clients have the same chance. With
+    "availability", all idle clients that are available have the same chance. ``file`` is then a CSV file of the times
+    at which clients are available. These times repeat after the virtual time ``period``. With "module:function", your
+    own function of (idle clients, virtual time, generator) chooses. "given" stands for a function passed to run().
     """
 
     rule: Literal["concurrency", "all", "round"] = "all"
@@ -221,14 +227,15 @@ class Participation(Section):
 
 
 class RunSettings(Section):
-    """The run stops at the first of ``versions`` (server updates), ``uploads`` (client updates) and ``time`` (virtual).
+    """The run ends after ``versions`` server versions, ``uploads`` client updates or ``time`` units of virtual time,
+    whichever comes first.
 
-    The model is tested every ``evaluate_every`` versions, at the start and at the end. ``target``: a test accuracy. The
-    result has the time at which the target is first reached. ``client_test``: the share of each client's samples on
-    which the client is tested, and does not train. ``torch_threads``: the number of torch's threads. ``device``: the
-    device of the data, the training and the server ("cpu", "cuda", "cuda:1"). ``checkpoint_every``: wall-clock seconds
-    between checkpoints. 0: after every client update. ``fused``: clients train without torch if the model allows it,
-    with the same results up to rounding.
+    The model is tested every ``evaluate_every`` versions, at the start, and at the last versions. ``target``: a test
+    accuracy. The result has the time at which the target is first reached. ``client_test``: the share of each client's
+    samples for the client's own test. The client does not train on them. ``torch_threads``: the number of torch's
+    threads. ``device``: the device of the data, the training and the server ("cpu", "cuda", "cuda:1").
+    ``checkpoint_every``: wall-clock seconds between checkpoints. 0: a checkpoint after every client update. ``fused``:
+    whether clients train without torch if the model allows this. The results are the same up to rounding.
     """
 
     versions: PositiveInt | None = None

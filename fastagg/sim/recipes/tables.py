@@ -1,7 +1,7 @@
-"""Tables and figures of the papers as data: several methods in several settings, with the paper's numbers.
+"""Reads tables of runs. A table has several methods in several settings, like a table or figure of a paper.
 
-A table is a TOML file: ``NAME.toml`` in recipes/tables or a checkout's reproduction/, or any other path.
-docs/simulator.md describes the file.
+A table is a TOML file: ``NAME.toml`` in recipes/tables or in reproduction/ of the repository, or a file with any path.
+docs/simulator.md describes the keys of the file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ACCURACY = "last5_accuracy_mean"
 
 
 class Paper(Section):
-    """``measure``: the key of summary.json that the table compares. ``values``: the paper's own numbers (method ->
-    setting -> [mean] or [mean, deviation]). reproduction/papers.py shows them beside the numbers of a comparison."""
+    """The paper's numbers. ``measure``: the key of summary.json that the table compares. ``values``: method -> setting
+    -> [mean] or [mean, deviation]. reproduction/papers.py shows ``values`` beside a comparison's numbers."""
 
     measure: str = ACCURACY
     values: dict[str, dict[str, list[float]]] = Field(default={})
@@ -47,18 +47,18 @@ class TableFile(Section):
     settings: dict[str, Plain] = Field(default={})
     grid: dict[str, list[object]] = Field(default={})
     paper: Paper = Paper()
-    claims: list[Plain] = Field(default=[])  # the paper's claims, for reproduction/papers.py
+    claims: list[Plain] = Field(default=[])  # the paper's claims, which reproduction/papers.py reads
 
 
-Choice = tuple[tuple[str, object], ...]  # keys and their values in one cell, in the order of the table and grid
+Choice = tuple[tuple[str, object], ...]  # a cell's setting: first the table's (key, value) pairs, then the grid's
 
-SETTING = "setting"  # the key in a Choice for a table's setting, whose value is a label
+SETTING = "setting"  # a key in a Choice. Its value is the label of a table's setting.
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison. ``method``: the method's label. Empty: the config's label or name is used. ``setting``:
-    the table's column. ``measure``: the key of summary.json that the table compares."""
+    """One run of a comparison. ``method``: the method's label. If it is empty, the config's label or name is used.
+    ``setting``: the label of the table's column. ``measure``: the key of summary.json that the table compares."""
 
     config: config.Config
     choice: Choice = ()
@@ -75,7 +75,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A whole table: its cells, row by row."""
+    """A table's cells, row by row."""
 
     name: str
     title: str
@@ -87,8 +87,8 @@ def names() -> list[str]:
 
 
 def is_table(name_or_path: str) -> bool:
-    """Return whether this is a table's name, or the path of a TOML file with methods. ConfigError: the file cannot be
-    read."""
+    """Return whether ``name_or_path`` is a table's name, or the path of a TOML file with the key ``methods``.
+    ConfigError: the file cannot be read."""
     return name_or_path in names() or (name_or_path.endswith(".toml") and "methods" in _parse(name_or_path))
 
 
@@ -116,7 +116,8 @@ def load(name_or_path: str, changes: Plain | None = None) -> Table:
 
 
 def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Plain:
-    """Merge ``above`` into ``below``, section by section. A section with a name or rule replaces the earlier one."""
+    """Return ``below`` with the values of ``above``. Sections are merged. If a section of ``above`` has the key "name"
+    or "rule", the section is not merged: it replaces the section of ``below``."""
     merged = dict(deepcopy(below))
     for key, value in above.items():
         earlier = merged.get(key)
@@ -128,7 +129,7 @@ def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Plain:
 
 
 def _columns(file: TableFile) -> dict[str, tuple[Choice, Plain]]:
-    """Return, by the label of each setting, the choice of its cells, and the keys that the setting changes."""
+    """Return the settings by label. Each has the Choice of its cells, and the values that it changes in a recipe."""
     if not file.grid:
         return {label: (((SETTING, label),), own) for label, own in file.settings.items()} or {"": ((), {})}
     columns: dict[str, tuple[Choice, Plain]] = {}
@@ -140,8 +141,8 @@ def _columns(file: TableFile) -> dict[str, tuple[Choice, Plain]]:
 
 
 def read(name_or_path: str) -> TableFile:
-    """Return the contents of a table's file, merged with those of the table that it extends. ConfigError: the file is
-    not a valid table."""
+    """Return the contents of a table's file, merged with the contents of the table that the file extends. ConfigError:
+    the file is not a valid table."""
     values = _parse(name_or_path)
     try:
         file = TableFile.model_validate(values)
@@ -183,5 +184,5 @@ def _parse(name_or_path: str) -> Plain:
 
 
 def slug(*parts: str) -> str:
-    """Return a folder name: letters, digits and single dashes."""
+    """Return a folder's name: ``parts`` joined by dots, with only letters, digits, dots and single dashes."""
     return ".".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.").lower() for part in parts if part)

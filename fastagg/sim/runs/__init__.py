@@ -1,1 +1,1 @@
-"""A run: its parts, its loop, its folder and its checkpoint."""
+"""The execution of a run, with its parts, its loop, its folder and its checkpoint."""

@@ -1,4 +1,4 @@
-"""Makes the parts of a run from a Config: data, model, server, trainer, delays, participation, and schedule."""
+"""Makes the parts of a run from its Config: data, model, server, trainer, delays, choice of clients, and schedule."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def build_device(name: str) -> torch.device:
 
 
 def build_data(config: Config) -> FederatedData:
-    """Return the data of a run. A program may pass the data. Otherwise it is loaded. DataError: it cannot be loaded."""
+    """Return the data that a program passed, or else load the data. DataError: the data cannot be loaded."""
     data, seed = config.data, config.seed
     if isinstance(data, Digits):
         return digits.load(seed=seed, **data.model_dump(exclude={"name"}))
@@ -64,7 +64,7 @@ def build_data(config: Config) -> FederatedData:
 
 
 def build_model(config: Config, data: FederatedData) -> nn.Module:
-    """Return the network in evaluation mode on the CPU. ConfigError: the network cannot read the data."""
+    """Return a run's network, on the CPU. ConfigError: the network cannot read the data."""
     model = config.model
     if isinstance(model, c.ModelFunction):
         return own_model(config.function("model.name"), "model.name", data, config.seed, model.keywords)
@@ -74,8 +74,8 @@ def build_model(config: Config, data: FederatedData) -> nn.Module:
 
 
 def own_model(function: Callable[..., object], key: str, data: FederatedData, seed: int, keywords: Plain) -> nn.Module:
-    """Call a user's function that returns a network. It gets the data's shape and classes, and for text also ``text``
-    if it has this argument.
+    """Call a user's function and return its network, in evaluation mode. The function gets the shape and the number of
+    classes of the data. If the data is text, and the function has an argument ``text``, it also gets ``data.text``.
 
     ConfigError: the function does not return a network for this data.
     """
@@ -103,7 +103,7 @@ def own_model(function: Callable[..., object], key: str, data: FederatedData, se
 def build_trainer(
     config: Config, module: nn.Module, data: FederatedData, own: UserFunctions
 ) -> tuple[LocalTrainer | FusedTrainer, str | None]:
-    """Return the clients' trainer, and the reason why torch trains them. None: torch does not."""
+    """Return the clients' trainer, and the reason why it trains with torch. None: it trains without torch."""
     work = config.client
     if data.test.y.is_floating_point() and own.loss is None:
         raise ConfigError("the labels are fp32 numbers: own.loss must name their loss, of outputs and labels")
@@ -120,9 +120,10 @@ def build_trainer(
 
 
 def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData, Tensor | None]:
-    """Return the data and its unlabelled samples. None: it has none.
+    """Return the data and its unlabelled samples. None: the data has no unlabelled samples.
 
-    A ``share`` of the test set becomes unlabelled for every method, so that all methods are tested on the same samples.
+    With ``unlabelled.share``, these samples are taken from the test set. This also happens for methods that do not use
+    unlabelled samples, so that all methods are tested on the same samples.
     """
     unlabelled, seed = config.unlabelled, config.seed
     if not unlabelled.share:
@@ -137,7 +138,7 @@ def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData
 
 
 def build_distillation(config: Config, module: nn.Module, unlabelled: Tensor | None) -> Distillation | None:
-    """Return the Distillation for FedEcho's preset. None: the config's preset takes none."""
+    """Return the Distillation for FedEcho's preset. None: the config's preset does not distill."""
     if "distill" not in _keywords.of(find_preset(config)).settings:
         return None
     if unlabelled is None:
@@ -160,7 +161,7 @@ def find_preset(config: Config) -> Callable[..., Server]:
     if functions.is_function(name):
         preset = config.function("algorithm.name")
         make: Callable[..., Server] = preset if isinstance(preset, Hashable) else preset.__call__  # type: ignore[assignment]
-        return make  # a dataclass may not be hashable
+        return make  # an object of a dataclass may not be hashable
     if name not in known:
         names = ", ".join(sorted(known))
         raise ConfigError(f"algorithm.name: {name!r} is unknown (known: {names}){_checks.meant(name, known)}")
@@ -223,8 +224,8 @@ def check_clients(config: Config, server: Server, own: UserFunctions) -> None:
 
 
 def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: SentBytes, history: History) -> Schedule:
-    """Return the schedule. ``sizes``: each client's number of samples. ``sent``: returns a job's bytes. ``history``:
-    what the user's own functions may know of the run."""
+    """Return the schedule. ``sizes``: each client's number of samples. ``sent``: a function that returns a job's bytes.
+    ``history``: the clients' history, for the user's own functions."""
     delay, clients, seed, concurrency = config.delay, len(sizes), config.seed, config.participation.concurrency
     format = None if config.encoding.download == "none" else config.encoding.download
     if not isinstance(delay, TimedDelay):
@@ -265,7 +266,7 @@ def check(config: Config) -> None:
 
 
 def build_sampling(config: Config, clients: int, history: History) -> sampling.UniformSampling:
-    """Return the rule that chooses the next client."""
+    """Return the rule that chooses the client that gets the model next."""
     how, seed = config.participation, config.seed
     if (function := config.function("participation.sampling")) is not None:
         return sampling.FunctionSampling(seed, function, history)
@@ -276,7 +277,7 @@ def build_sampling(config: Config, clients: int, history: History) -> sampling.U
 
 
 def lost_clients(config: Config) -> frozenset[int]:
-    """Return the clients that ``config.dropout`` removes. Every method with this seed loses the same clients."""
+    """Return the clients that stop answering (``config.dropout``). The same seed gives the same clients."""
     clients = config.data.clients
     lost = round(config.dropout.share * clients)
     left = config.algorithm.keywords["clients_per_round"] if is_synchronous(config) else 1

@@ -1,10 +1,10 @@
 """Digests of a run's inputs besides its config: data, files, and the user's own code.
 
-The digests are part of a run's identity. The digest of data is that of the loaded samples, so other files with the same
+A run with other digests is another run. The digest of data covers the loaded samples, so other files with the same
 samples have the same digest. The digest of a function covers its code, the values that it holds, and everything that
-its code names: functions, classes, modules, global values, and files. The digest of a module covers its file, and those
-of the user's modules that it imports. An object that cannot be read, such as a lock, has no digest. A run with such an
-input equals no other run. Importing this module imports no torch.
+its code names: functions, classes, modules, global values, and files. The digest of a module covers its file, and the
+files of the user's modules that it imports. An object that cannot be read, such as a lock, has no digest. A run with
+such an input equals no other run. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from fastagg.sim.data.federated import FederatedData
 
 SCRIPT = ("__main__", "__mp_main__")  # the names of a script's module: in its process, and in processes that it started
-NONE = "none: "  # for an input without a digest, the text in its place begins so. Then come the object and the reason.
-OF_DATA = ("data", "model")  # keys of the inputs that `digests` can compute only if it is given `load`
+NONE = "none: "  # the beginning of the text that an input without a digest has instead. The reason follows.
+OF_DATA = ("data", "model")  # the keys of the digests that need the loaded data
 
-# The folders of code that is not the user's own: Python's, this package's, and by their names, installed packages'.
+# Code in these folders is not the user's own: Python's library, this package, and installed packages (_INSTALLED).
 _OTHERS = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2])
 _INSTALLED = {"site-packages", "dist-packages"}
 _ATOMS = (type(None), bool, int, float, complex, type(...), type(NotImplemented), bytes, bytearray)
@@ -64,8 +64,8 @@ def digests(
     """Return the digest of each input, by the input's key in a recipe. For an input without a digest, return NONE, the
     object and the reason.
 
-    ``load`` returns the data, and is called only if data is an input. None: the digests of the keys OF_DATA are left
-    out. ``known``: a cache of these digests. The data and the code must not have changed since the cache was filled.
+    ``load`` returns the data, and is called only if data is an input. None: the digests OF_DATA are left out. ``known``
+    is a cache of the digests OF_DATA. Data and code must not have changed since the cache was filled.
     """
     algorithm = config.algorithm
     things: dict[str, object] = {key: config.function(key) for key in ARGUMENTS}
@@ -73,7 +73,7 @@ def digests(
     things |= {f"algorithm.{key}": part for key, value in algorithm.keywords.items() if (part := _part(key, value))}
     for key, section in (("delay", config.delay), ("participation", config.participation)):
         path = beside_data(getattr(section, "file", None) or "", getattr(config.data, "dir", None))
-        # None: no file is named, or it is missing. A missing file is an error later, when the run is built.
+        # None: no file is named, or the file is missing. A missing file is an error later, when the run is built.
         things[f"{key}.file"] = read_bytes(path) if path.is_file() else None
     objects = (id(config.held.get(key)) for key in ("data", "data.name", "model.name"))
     same = config.model_dump_json(include={"data", "model", "seed"}), *objects
@@ -151,7 +151,7 @@ def _is_named(thing: Any) -> bool:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield a function's code, and that of the functions inside it."""
+    """Yield a function's code, and the code of the functions that are defined inside it."""
     yield code
     for part in code.co_consts:
         if isinstance(part, CodeType):
@@ -167,7 +167,7 @@ class _Reader:
     """Computes digests of objects and of everything that they hold. Equal objects have the same digest."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, bytes]] = {}  # by id: the object, which keeps its id taken, and its digest
+        self._known: dict[int, tuple[object, bytes]] = {}  # by id: the object (a kept object keeps its id), its digest
         self._open: dict[int, int] = {}  # the ids of the objects that are being read, and their depth
         self._modules: dict[str, bytes] = {}
 
@@ -251,7 +251,7 @@ class _Reader:
         function, arguments, state, items, pairs = [*made, None, None, None][:5]
         yield "", function
         yield from (("", part) for part in arguments)
-        for values in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # __dict__, slots
+        for values in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # of __dict__ and slots
             if isinstance(values, dict):
                 yield from ((f".{key}", value) for key, value in values.items())
             else:
@@ -271,7 +271,7 @@ class _Reader:
         for name in ("__defaults__", "__kwdefaults__"):
             yield f".{name}", getattr(thing, name)
         for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
-            if cell != types.CellType():  # else the name is not yet bound
+            if cell != types.CellType():  # an empty cell has no object yet
                 yield f".{name}", cell.cell_contents
         yield from ((f".{name}", value) for name, value in vars(thing).items())
         if others:
@@ -293,7 +293,7 @@ class _Reader:
         for name, value in values.items():
             yield f".{name}", value
             if isinstance(value, ModuleType) and not _is_others(value.__name__):
-                held = sorted(names["other"] & vars(value).keys())  # a program may have set these
+                held = sorted(names["other"] & vars(value).keys())  # a program may have set these attributes
                 yield from ((f".{name}.{attribute}", vars(value)[attribute]) for attribute in held)
 
     def _class(self, thing: type) -> Iterator[tuple[str, Any]]:
@@ -309,15 +309,15 @@ class _Reader:
                 yield f".{name}", part
 
     def _named_file(self, name: str, folder: Path) -> Iterator[tuple[str, bytes]]:
-        """Yield the digest of a file with this name in the current folder, and of one in ``folder``."""
+        """Yield the digests of the files with this name, in the current folder and in ``folder``."""
         if 0 < len(name) < 256 and name.isprintable():
             for path in {Path(name): 0, folder / name: 0}:
                 if os.path.isfile(path):  # Path.is_file would raise for a text that cannot be a file's name
                     yield f".{name}", blake2b(path.read_bytes()).digest()
 
     def _module(self, name: str) -> bytes:
-        """Return a digest of a module's name. For a user's module it covers the source too, that of the user's modules
-        it imports, and the files that these name."""
+        """Return the digest of a module. It covers the module's name. For a user's module, it also covers the sources
+        of the module and of the user's modules that it imports, and the files that these sources name."""
         files: dict[str, bytes] = {}
         if name not in self._modules:
             self._read(name, files)

@@ -1,4 +1,4 @@
-"""Ctrl-C during a run: finish the update at hand, then stop, so that results and checkpoint are whole."""
+"""Handles ctrl-C. A run finishes its current update before it stops, so its results and checkpoint are complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fastagg._types import Foreign
 
 @contextmanager
 def _handled(handler: Foreign) -> Iterator[None]:
-    """Have ``handler`` get ctrl-C inside the block; not outside the main thread, where Python delivers no signals."""
+    """Let ``handler`` handle ctrl-C in a ``with`` block. In another thread than Python's main thread, the block has no
+    effect, because only the main thread may set signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -25,7 +26,7 @@ def _handled(handler: Foreign) -> Iterator[None]:
 
 @contextmanager
 def on_ctrl_c() -> Iterator[threading.Event]:
-    """Have the first ctrl-C inside the block set the event; a second one interrupts at once, as usual."""
+    """Yield an event that the first ctrl-C in a ``with`` block sets. A second ctrl-C has its usual effect."""
     asked, previous = threading.Event(), signal.getsignal(signal.SIGINT)
 
     def handler(*_: object) -> None:
@@ -37,5 +38,5 @@ def on_ctrl_c() -> Iterator[threading.Event]:
 
 
 def without_ctrl_c() -> AbstractContextManager[None]:
-    """Ignore ctrl-C inside the block, and in processes that are started there for as long as they live."""
+    """Ignore ctrl-C in a ``with`` block. Processes that start in the block ignore ctrl-C until they end."""
     return _handled(signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The records of a run: a row per evaluation, delay statistics, wall seconds by activity."""
+"""The numbers that a run records: rows of evaluations, statistics of delays, and the numbers of summary.json."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from fastagg._types import Plain
 
-LAST = 5  # the number of last versions of a run in the mean of FADAS' Table 2
-# setup: loading data, building model, server and schedule. server: dispatch and receive.
+LAST = 5  # the mean accuracy of FADAS' Table 2 is over so many last versions of a run
+# A run's wall-clock time is divided among activities. "setup": loading and building. "server": dispatch and receive.
 ACTIVITIES = ("training", "server", "evaluation", "setup")
 
 
@@ -43,10 +43,10 @@ class EvaluationRow:
     """One evaluation: a line of metrics.csv.
 
     time: the virtual time, in the delay law's unit. accuracy: 0..1 on the test set. loss: the mean cross-entropy on the
-    test set. delay_mean and delay_max: the staleness, in versions, of the updates since the row before (0: there were
-    none). bytes_up: the bytes of all updates so far, as they were sent. bytes_down: the bytes of the models from which
-    these updates were trained. client_*: mean, mean of the worst tenth, and deviation of the clients' accuracies on
-    samples of their own. None: clients are not tested.
+    test set. delay_mean and delay_max: the delays, in versions, of the updates since the row before. 0: there were no
+    updates. bytes_up: the bytes of all updates so far, as they were sent. bytes_down: the bytes of the models from
+    which these updates were trained. client_mean, client_worst, client_spread: the results of :func:`spread` for the
+    clients' accuracies on their own test samples. None: clients are not tested.
     """
 
     version: int
@@ -64,20 +64,20 @@ class EvaluationRow:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean, the mean of the worst tenth (at least one) and the deviation of the clients' accuracies."""
+    """Return the mean of the clients' accuracies, the mean of the lowest tenth (at least one), and the deviation."""
     worst = sorted(values, key=lambda value: (value == value, value))[: max(1, len(values) // 10)]  # NaN is the worst
     return statistics.fmean(values), statistics.fmean(worst), deviation(values)
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the deviation of all values. NaN: a value is not finite. Python's own function would raise then."""
+    """Return the population deviation of ``values``. NaN: a value is not finite. Python's function would raise then."""
     return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 @dataclass(frozen=True)
 class ClientRow:
-    """A line of clients.csv: a client's training samples, its received updates, and its last accuracy on its own test
-    samples (None: no test)."""
+    """A line of clients.csv: a client's number of training samples, number of received updates, and last accuracy on
+    the client's own test samples. None: the client was not tested."""
 
     client: int
     samples: int
@@ -110,19 +110,18 @@ class DelayStatistics(Counter[int]):
 
 
 def reaching(rows: Sequence[EvaluationRow], target: float, every: int = 1) -> EvaluationRow | None:
-    """Return the first evaluation with at least ``target`` accuracy, or None. A NaN does not reach the target. Only the
-    last evaluation before each multiple of ``every`` updates counts, so that runs with more tests have no advantage."""
+    """Return the first evaluation with at least the accuracy ``target``, or None. Only the last evaluation up to each
+    multiple of ``every`` updates counts, so that runs with more tests have no advantage."""
     last = {-(-row.uploads // every): row for row in rows}
     return next((row for row in last.values() if row.accuracy >= target), None)
 
 
 def summarise(rows: Sequence[EvaluationRow], target: float, stopped: str = "finished", every: int = 1) -> Plain:
-    """Return the entries of summary.json that come from the rows of one run (at least one row). ``every``: as in
-    :func:`reaching`.
+    """Return the entries of summary.json that come from the rows of one run, which has at least one row. ``every``: as
+    in :func:`reaching`.
 
     A diverged run has no model at its end, so it has no final accuracy. The untrained first model does not count as a
-    version. The deviation in FADAS' Table 2 is over the last versions of one run, those in its Tables 8 and 9 over
-    seeds.
+    version. The deviation is over the last versions of one run, as in FADAS' Table 2.
     """
     end, reached, alive = rows[-1], reaching(rows, target, every), stopped != "diverged"
     # A dict by version: if updates came after the last version, that version was tested twice.
@@ -141,7 +140,7 @@ def summarise(rows: Sequence[EvaluationRow], target: float, stopped: str = "fini
         "best_accuracy": max((row.accuracy for row in rows if row.accuracy == row.accuracy), default=math.nan),
         "last5_accuracy_mean": statistics.fmean(last.values()) if last else None,
         "last5_accuracy_std": deviation(list(last.values())) if last else None,
-        "last5_versions": len(last),  # how many of the last five were tested
+        "last5_versions": len(last),  # how many of the last five versions were tested
         "target_accuracy": target,
         "time_to_target": None if reached is None else reached.time,
         "uploads_to_target": None if reached is None else reached.uploads,

@@ -1,5 +1,5 @@
-"""Files of results. A file is written under another name and then renamed, so a full disk or a kill leaves no part of
-a file."""
+"""Writes and reads files of results. A file is written under another name and then renamed. So a full disk or a kill
+leaves no partial file."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def read_summary(path: Path) -> Plain | None:
 
 
 def read_json(path: Path, keys: Collection[str] = (), what: str = "a JSON object") -> Plain | None:
-    """Read a JSON file, which must have at least these keys. ``what``: its name in messages. None: there is no such
-    file. DataError: the file is damaged."""
+    """Read a JSON file, which must have at least these keys. ``what`` is the file's name in messages. None: there is no
+    such file. DataError: the file is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not content.keys() >= set(keys):

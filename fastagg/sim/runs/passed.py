@@ -1,6 +1,7 @@
-"""Objects in place of names: what a program passes where a recipe in TOML says "module:function" or names data.
+"""Makes a Config from a recipe in which a program passes objects instead of names.
 
-The config has "given" there, and holds the object. So what is checked, copied and run is a config, whoever wrote it.
+A program may pass a function instead of "module:function", and a FederatedData instead of the name of a data set. The
+Config then has the text "given" at this key, and holds the object separately. So every run has a Config.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fastagg.errors import ConfigError
 from fastagg.sim import recipes
 from fastagg.sim.recipes.config import ARGUMENTS, Config, changed, from_dict
 
-# A section that is only a name or a function, by the key that stands for it.
+# The sections in whose place a program may pass a single value, and the dotted key that this value then gets.
 _ALONE = {
     "algorithm": "algorithm.name", "delay": "delay.name", "sampling": "participation.sampling", "model": "model.name",
     "data": "data.name",
@@ -23,10 +24,11 @@ _PLACES = {*_ALONE.values(), *ARGUMENTS}
 
 
 def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
-    """Return ``values``, nested or by dotted key, with "given" in place of objects, and the objects by their keys.
+    """Return ``values`` with "given" in place of objects, and a dict of the objects by their dotted keys.
 
-    A section that is a function is a section with its name: ``{"delay": law}`` is ``{"delay": {"name": law}}``. An
-    algorithm that is a name is a section, too. DataError if data cannot be used for training.
+    ``values`` is nested, or has dotted keys. A function in place of a section is the section's name: ``{"delay": law}``
+    means ``{"delay": {"name": law}}``. A text in place of the section ``algorithm`` is the algorithm's name.
+    ConfigError: ``model`` is not a function. DataError: clients cannot train on the data.
     """
     plain: Plain = {}
     held: Plain = {}
@@ -58,10 +60,10 @@ def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
 
 
 def configured(recipe: Config | str | Plain, changes: Plain | None = None, more: Plain | None = None) -> Config:
-    """Return a Config, the recipe of a name or path, or one given as a dict, with ``changes`` to dotted keys, and then
-    ``more``, of which None says nothing. All may have objects in place of names.
+    """Return the Config of a recipe, which is a name, a path, a dict or a Config. ``changes`` maps dotted keys to new
+    values. ``more`` has further changes. In ``more``, None means no change. All three may contain objects.
 
-    ConfigError or DataError if something is wrong.
+    ConfigError or DataError: a value is invalid.
     """
     if changes is not None and not isinstance(changes, Mapping):
         raise ConfigError(_checks.wrong("changes", "a dict such as {'client.lr': 0.1}", changes))
@@ -78,7 +80,7 @@ def configured(recipe: Config | str | Plain, changes: Plain | None = None, more:
         values = changed({}, dict(sorted(values.items(), key=lambda pair: "." in pair[0])))
     else:
         raise ConfigError(_checks.wrong("config", "a recipe's name, a path, a dict or a Config", recipe))
-    # What is passed now takes the place of all that its section had: of a data set, say, the function in its name.
+    # A new object replaces every object at, above or below its key. For example, "data" replaces "data.name".
     stays = {key: value for key, value in before.items() if not any(_overlap(key, new) for new in held)}
     return from_dict(changed(values, change), "the config").holding({**stays, **held})
 

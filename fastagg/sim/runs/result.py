@@ -3,9 +3,9 @@
 inputs.json (digests of data and code) and config.toml are written first. During the run metrics.csv and checkpoint.pt
 have the state of the last checkpoint. summary.json is written last.
 
-The checkpoint is the server's own (``fastagg.load`` can read it) with one more key, "run", for the simulator's state.
-Random draws are keyed (seeds.py), so that state has counters instead of generators. Except for the rows of metrics.csv,
-it does not grow with the length of a run. Importing this module imports no torch: reading results needs none.
+The checkpoint is a server's checkpoint, which ``fastagg.load`` can read. It also has the simulator's state, as "run".
+The simulator's state has counters instead of random generators, because all draws are keyed (seeds.py). Except for the
+rows of metrics.csv, the state does not grow with the length of a run. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from fastagg.sim.data.federated import FederatedData
     from fastagg.sim.runs.simulation import Simulation
 
-FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")  # and accuracy.*
-INPUTS = "inputs.json"  # the digests of the run's inputs besides its config
-COMPARISON = "a comparison"
+# The files that a run writes besides inputs.json, config.toml and the picture accuracy.*.
+FILES = ("summary.json", "checkpoint.pt", "metrics.csv", "clients.csv", "delays.csv", "report.html")
+INPUTS = "inputs.json"  # the file with the digests of the run's data and code
+COMPARISON = "a comparison"  # what `begun` returns for the folder of a comparison
 
 Resume = Literal["never", "go on", "again"]
 _log = logging.getLogger("fastagg")
@@ -55,13 +56,13 @@ def checked_target(target: float) -> float:
 
 @dataclass(frozen=True)
 class Result:
-    """One finished (or interrupted) run.
+    """The result of one run, which may have been interrupted or have diverged.
 
     Attributes:
         config: the run's settings.
         rows: the lines of metrics.csv.
         summary: the contents of summary.json.
-        unit: the meaning of 1.0 of virtual time.
+        unit: the unit of virtual time, such as "10 s".
         delays: the number of updates for each delay in server versions, as in delays.csv.
         clients: the lines of clients.csv.
         folder: the run's folder. None: the run was not written.
@@ -78,8 +79,8 @@ class Result:
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     def at(self, target: float | None, every: int = 1) -> Result:
-        """Return a copy of the result with its numbers for another ``target``. None: the run's own target. Only one
-        test in ``every`` updates counts."""
+        """Return a copy of the result with the numbers for another ``target`` accuracy. None: the run's own target.
+        Only one test in ``every`` updates counts."""
         target = self.config.run.target if target is None else checked_target(target)
         numbers = summarise(self.rows, target, self.summary["stopped"], every) | {"target_updates": every}
         run = self.config.run.model_copy(update={"target": target})
@@ -88,16 +89,16 @@ class Result:
 
     @property
     def updates_between_tests(self) -> int:
-        """The median number of updates from one test to the next, without the additional tests of the last versions."""
+        """The median number of updates between two tests. The additional tests of the last versions are left out."""
         ends = [row.uploads for row in self.rows if row.version % self.config.run.evaluate_every == 0]
         gaps = [end - begin for begin, end in itertools.pairwise(ends) if end > begin]
         return max(1, int(statistics.median(gaps or [self.rows[-1].uploads])))
 
     @property
     def model(self) -> Mapping[str, Tensor]:
-        """The final model on the server, for ``module.load_state_dict``. It is read from the run's folder, if any.
+        """The final model on the server, for ``module.load_state_dict``. A result with a folder reads it from there.
 
-        CheckpointError or DataError: the model is not there any more.
+        CheckpointError: the folder has no readable checkpoint. DataError: the result has neither weights nor a folder.
         """
         if self.weights is not None:
             return self.weights
@@ -111,12 +112,12 @@ class Result:
         return dict(Layout.from_spec(state["layout"]).copies(state["flat"], held["values"], held["counters"]))
 
 
-Outcome = Result | str  # str: the error of a failed run
+Outcome = Result | str  # a str is the error message of a failed run
 
 
 def begun(folder: Path) -> str:
-    """Return the contents of ``folder`` that a run would overwrite, in words: "a finished run", "an interrupted run",
-    "an unfinished run", "a comparison", or "a file NAME". Empty: there are none."""
+    """Return in words what a run would overwrite in ``folder``: "a finished run", "an interrupted run", "an unfinished
+    run", "a comparison", or "a file NAME". Empty: a run would overwrite nothing."""
     if (folder / "comparison.csv").exists():
         return COMPARISON
     if folder.is_dir() and (summary := output.read_summary(folder / "summary.json")) is not None:
@@ -131,8 +132,8 @@ def _written(folder: Path) -> list[Path]:
 
 
 def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> Result | None:
-    """Return the result in ``out`` if its run has ended and had the same config and inputs. Otherwise None, even if
-    files are damaged.
+    """Return the result in ``out`` if it is of a finished run with the same config and inputs. Otherwise, or if a file
+    is damaged, return None.
 
     ``known``: as in :func:`fastagg.sim.runs.inputs.digests`."""
 
@@ -150,8 +151,8 @@ def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> 
 
 
 class Folder:
-    """Writes and reads the folder ``out`` of a run of ``config``. ``inputs``: the digests of the run's other inputs.
-    ``unknown``: keys of inputs without a known digest, because the data is not there."""
+    """Writes and reads the folder ``out`` of a run of ``config``. ``inputs``: the digests of the run's data and code.
+    ``unknown``: the keys of inputs whose digests cannot be computed, because the data cannot be loaded."""
 
     def __init__(self, out: Path, config: Config) -> None:
         self.out, self.config = out, config
@@ -161,8 +162,8 @@ class Folder:
         self._kept = time.monotonic()
 
     def same_config(self, resume: Resume, replace: bool) -> bool:
-        """Return whether the folder holds a run of exactly this config that is to be continued. ConfigError: files
-        would be overwritten, and ``replace`` does not allow it."""
+        """Return whether the folder holds a run of exactly this config that ``resume`` continues. ConfigError: the
+        folder has a comparison, or files would be overwritten without ``replace``."""
         there = begun(self.out) if resume == "never" else ""
         if there == COMPARISON or (there and not replace):
             go_on, delete = '--resume (resume="go on") goes on with it', "--replace (replace=True) deletes it"
@@ -207,7 +208,7 @@ class Folder:
             _log.warning("%s: %s: the run is run again whenever it is started", self.out, text)
 
     def read(self) -> Result | None:
-        """Return the result in the folder, with accuracies from its rows. None: no run has ended here. DataError: a
+        """Return the result in the folder, with accuracies from its rows. None: the folder has no summary. DataError: a
         file is damaged."""
         if (summary := output.read_summary(self.out / "summary.json")) is None:
             return None
@@ -218,8 +219,8 @@ class Folder:
         return Result(self.config, rows, summary, summary["time_unit"], delays, clients, self.out)
 
     def ended(self, load: Callable[[], FederatedData], known: dict[object, dict[str, str]]) -> Result | None:
-        """Return the result of a finished run in the folder, even if its data is no longer there, and compute
-        ``inputs``. None: no run has finished here."""
+        """Return the result of the finished run in the folder, and compute ``inputs``. None: there is no finished run.
+        If the data cannot be loaded, ``inputs`` lacks the digests OF_DATA."""
         if (result := self.read()) is None or result.summary["interrupted"]:
             return None
         try:
@@ -245,8 +246,8 @@ class Folder:
         return True
 
     def prepare(self) -> None:
-        """Remove an earlier run's files, and write the config and ``inputs``. The summary is removed first, so that it
-        is not taken for this run's."""
+        """Remove an earlier run's files, and write the config and ``inputs``. The old summary is removed first.
+        Otherwise, after a crash, it could be taken for this run's summary."""
         with output.writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
             self._tidy()
@@ -257,7 +258,7 @@ class Folder:
             output.write_text(self.out / "config.toml", to_toml(self.config))
 
     def _tidy(self) -> None:
-        for path in self.out.glob("*.partial"):  # left by a killed process
+        for path in self.out.glob("*.partial"):  # files that a killed process has left
             path.unlink(missing_ok=True)
 
     def due(self) -> bool:

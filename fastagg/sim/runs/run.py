@@ -1,4 +1,4 @@
-"""A run from its beginning to its end: the loop around a simulation, and the contents of summary.json."""
+"""Runs a simulation from its beginning to its end, and writes the files of its folder."""
 
 from __future__ import annotations
 
@@ -44,18 +44,23 @@ def run(
 ) -> Result:
     """Run ``config`` to its end, to ctrl-C or to divergence. Write the folder ``out`` unless it is None.
 
-    The same config gives the same rows, bit for bit (on one machine and torch version). ``resume`` tells what to do
-    with a run that is in ``out``. "never" refuses the run. "go on" continues from its last checkpoint, with the same
-    result as an uninterrupted run, or only reads the run if it is finished. A run with another config, other data or
-    other code of the user is refused. "again" is like "go on", but only another config is refused. With ``replace``, a
-    run that would be refused is deleted, and the new run begins anew. ``stop`` is called before every update. If it
-    returns True, the run stops as after ctrl-C. ``picture``: the format of the plot.
-    ``trackers`` (see :mod:`fastagg.trackers`) get every new row, and are closed at the end.
+    The same config gives the same rows, bit for bit, on one machine and torch version.
 
-    ``workers``: the number of threads of this process that train clients. It does not change a bit of the files.
+    Args:
+        trackers: objects that get every new row of metrics.csv, and are closed at the end (:mod:`fastagg.trackers`).
+        resume: what happens if ``out`` has a run. "never" refuses this run. "go on" continues this run from its last
+            checkpoint, with the same result as an uninterrupted run. A finished run is only read. A run with another
+            config, other data or other code of the user is refused. "again" is like "go on", but a run with other data
+            or other code begins anew.
+        replace: whether to delete a run that would otherwise be refused, and to begin anew.
+        stop: a function that is called before every update. If it returns True, the run stops as after ctrl-C.
+        picture: the format of the picture of the accuracy, such as "png".
+        workers: the number of threads of this process that train clients. This number has no effect on the results.
 
-    DataError: ``out`` cannot be written. This is checked before any training. ConfigError: the run in ``out`` is
-    refused. CheckpointError: a checkpoint is damaged.
+    Raises:
+        DataError: ``out`` cannot be written. This is checked before any training.
+        ConfigError: the run in ``out`` is refused.
+        CheckpointError: a checkpoint is damaged.
     """
     _checks.whole("workers", workers, least=1, most=MOST_WORKERS)
     _checks.fits("resume", resume, Resume)
@@ -105,7 +110,7 @@ def torch_settings(threads: int) -> Iterator[None]:
 def _loop(
     simulation: Simulation, stop: Callable[[], bool], progress: Progress, tracker: Trackers, folder: Folder | None
 ) -> str:
-    """Return why the run stopped: "finished", "interrupted" or "diverged"."""
+    """Advance the simulation until it stops. Return the reason: "finished", "interrupted" or "diverged"."""
 
     def evaluate() -> None:
         row = simulation.evaluate()
@@ -130,17 +135,17 @@ def _loop(
         if folder is not None and folder.due():
             folder.keep(simulation)
     if stopped == "interrupted" and folder is not None:
-        folder.keep(simulation)  # before the evaluation below, which an uninterrupted run does not have
+        folder.keep(simulation)  # without the evaluation below, which an uninterrupted run would not have
     if simulation.rows[-1].uploads != simulation.uploads:
         evaluate()
     if stopped == "finished" and folder is not None:
-        folder.keep(simulation)  # if writing a later file fails, no training is lost
+        folder.keep(simulation)  # no training is lost if writing another file fails
     progress.advanced(1.0)
     return stopped
 
 
 def _notes(simulation: Simulation, warm_up: float, tested: int) -> Iterator[str]:
-    """Yield notes about the results, one line each. Tables and reports show them with the run's name."""
+    """Yield notes about the results, one line each. Tables and reports show the notes with the run's name."""
     if simulation.diverged:
         yield f"diverged after {simulation.uploads} updates: {simulation.diverged}"
     elif tested < (made := min(LAST, simulation.server.version)):
@@ -191,7 +196,7 @@ def summary(simulation: Simulation, stopped: str) -> Plain:
         **({} if distillation is None else {"distillation": numbers}),
         "fused": simulation.by_torch or True,
         "wall_seconds": {key: round(value, 4) for key, value in wall.items()},
-        "server_share": round(wall["server"] / wall["total"], 6),  # share of the wall seconds
+        "server_share": round(wall["server"] / wall["total"], 6),  # the server's share of the wall-clock time
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }

@@ -1,4 +1,4 @@
-"""One run, step by step: take the next arrival, train it, pass it to the server, evaluate."""
+"""One run, step by step. A step takes the update that arrives next, trains it, and passes it to the server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fastagg.timing import Stopwatch
 
 _log = logging.getLogger("fastagg")
 
-AHEAD = 2**24  # the most parameters of all updates that are trained before they are due
+AHEAD = 2**24  # the most elements, in all, of updates that are trained before they are due
 # The simulation's attributes that a checkpoint contains unchanged.
 KEPT = ("uploads", "bytes_up", "bytes_down", "largest", "warm_up", "dropped", "client_accuracy")
 
@@ -39,13 +39,13 @@ PreparedUpdate = tuple[Update, int, Mapping[str, torch.Tensor] | None]
 
 
 def _nbytes(sent: torch.Tensor | Mapping[str, torch.Tensor] | None) -> int:
-    """Return the bytes of the arrays that are sent with a task or an update."""
+    """Return the number of bytes of the arrays that are sent with a task or an update."""
     arrays = sent.values() if isinstance(sent, Mapping) else () if sent is None else (sent,)
     return sum(array.nbytes for array in arrays)
 
 
 class Simulation:
-    """All parts of one run, advanced one client update at a time."""
+    """All parts of one run. :meth:`step` receives one client update."""
 
     def __init__(self, config: Config, data: FederatedData | None = None, workers: int = 1) -> None:
         """``data``: the config's data. None: load it. :meth:`close` ends the threads."""
@@ -93,16 +93,16 @@ class Simulation:
                 self._parts["differences"] = self.differences
         self.rows: list[EvaluationRow] = []
         self.uploads = self.bytes_up = self.bytes_down = 0
-        self.client_accuracy: list[float] = []  # at the last evaluation, if clients are tested
+        self.client_accuracy: list[float] = []  # by client, at the last evaluation. Empty: clients are not tested.
         self.delays = DelayStatistics()
         self._recent = DelayStatistics()
         self.rounds = DelayStatistics()  # the largest delay among the updates of each server version
         self.statistics = {"all": self.delays, "recent": self._recent, "rounds": self.rounds}
-        self.largest = 0  # largest delay since the version changed
+        self.largest = 0  # the largest delay since the version changed
         self.dropped = False
-        self.diverged = ""  # why the next update cannot be received; empty: it can
+        self.diverged = ""  # the error with which the run diverged. Empty: it has not diverged.
         self.client_uploads: Counter[int] = Counter()
-        self.warm_up = 0  # updates that were received before the first step and are not part of it
+        self.warm_up = 0  # the number of updates before the update that made the first step
         with self.stopwatch.timing("training" if self._early else "server"):
             self.schedule.start()
 
@@ -126,7 +126,7 @@ class Simulation:
         return [] if self._early else self.schedule.in_flight()
 
     def _make(self, job: Job) -> PreparedUpdate:
-        """Return a job's update before it is encoded, the bytes that are sent, and the further arrays that are sent."""
+        """Return a job's update before its encoding, the number of bytes that are sent, and the further arrays sent."""
         update = self.job_trainer.take(job, self._in_flight)
         if self.differences is not None:
             update = self.differences.difference(job.client, update)
@@ -136,7 +136,7 @@ class Simulation:
 
     def _facts(self, job: Job, sent: Mapping[str, torch.Tensor] | None) -> Mapping[str, Any] | None:
         """Return the further inputs of a user's own rule: the arrays that the client ``sent``, and facts about the
-        client. None: the rule takes none."""
+        client. None: the rule takes no further inputs."""
         takes = {**self.server.direction.takes, **self.server.staleness.takes}
         if not takes:
             return None
@@ -146,7 +146,7 @@ class Simulation:
         return (self._model_bytes if task.encoded is None else task.encoded.nbytes) + _nbytes(task.control)
 
     def _bytes(self, job: Job) -> tuple[int, int]:
-        """Return the bytes of a job's model and of its update."""
+        """Return the numbers of bytes of a job's model and of its update."""
         down = self._down(job.task)
         if not self._early:
             return down, self._encoder.size(self._prepare.whole)
@@ -158,7 +158,7 @@ class Simulation:
     def step(self) -> bool:
         """Receive the next update. Return whether the model changed.
 
-        NonFiniteUpdate or UpdateTooLarge if training diverges.
+        NonFiniteUpdate, UpdateTooLarge: training diverges.
         """
         self._drop()
         job, before = self.schedule.next(), self.server.version

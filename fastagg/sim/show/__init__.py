@@ -1,1 +1,1 @@
-"""What a reader sees: progress, tables, sentences, pictures, pages."""
+"""The presentation of results: progress, tables, sentences, pictures and reports."""

@@ -91,8 +91,8 @@ def _caption(groups: Sequence[Group], baseline: str | None) -> str:
 
 
 def pivot(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Sheet | None:
-    """Return a table of methods by settings, as in a paper. A cell with fewer seeds than others says how many. Cells of
-    ``lost`` groups say n=0.
+    """Return a table with a row for each method and a column for each setting. A cell with fewer seeds than the others
+    shows its number of seeds. Cells of ``lost`` groups show n=0.
 
     None: there is only one setting.
     """
@@ -117,8 +117,8 @@ def scale(measure: str) -> float:
 
 
 def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet | None:
-    """Return the table of the methods' differences in each setting, seed by seed, with tests. None: no two methods
-    share two seeds."""
+    """Return the table of the differences between methods in each setting, with paired tests over seeds. None: no two
+    methods have two seeds in common."""
     rows, several = list[list[str]](), by_setting(groups)
     for members in several:
         base = name_of(members, baseline)  # None if the baseline has no run in this setting
@@ -144,8 +144,8 @@ def _p(value: float) -> str:
 
 
 def _times(groups: Sequence[Group], base: str | None, least: int = 2) -> list[Contrast]:
-    """Return the methods' differences in the time to the target. The list is empty unless all runs have the same target
-    and unit of time, and a run reaches the target."""
+    """Return the methods' differences in the time to the target. The list is empty if no run reaches the target, or if
+    the runs have different targets or units of time."""
     one_unit = len({result.unit for group in groups for result in group.results}) == 1
     reached = any(group.over("time_to_target").mean is not None for group in groups)
     known = one_unit and reached and goal(groups) is not None
@@ -158,8 +158,8 @@ def _test(tests: Sequence[Contrast]) -> str:
 
 
 def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–", count: int = 0) -> str:
-    """Return a mean and its deviation as text. Times are in words if their ``unit`` is known in seconds. The text also
-    has the number of seeds if that is below ``count``."""
+    """Return a mean and its deviation as text. If ``unit`` is in seconds, the numbers are times in words. The text also
+    has the number of seeds if this number is below ``count``."""
     if value.mean is None:
         return none
     mean, deviation = (
@@ -182,8 +182,8 @@ def comparison_csv(runs: Sequence[tuple[Cell, Result]]) -> str:
 
 @dataclass(frozen=True)
 class Conclusions:
-    """The conclusions from runs. ``sentences``: begin with the verdict. ``sheets``: the tables of results. ``notes``:
-    the runs' notes about their clients."""
+    """The conclusions from runs. ``sentences``: the conclusions in words, each setting's verdict first. ``sheets``: the
+    tables of results. ``notes``: the notes of the runs, such as the cause of a divergence."""
 
     sentences: list[str]
     sheets: list[Sheet]
@@ -211,8 +211,8 @@ def find(
 
 
 def _notes(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield the runs' notes, and how the methods weigh updates if they differ in that. A note has the names of its
-    runs, unless all runs have it."""
+    """Yield the notes of all runs. If the methods weigh updates differently, yield a note about their weights, too. A
+    note begins with the names of its runs, unless all runs have the note."""
     said: dict[str, dict[str, list[int]]] = {}
     weighs: dict[str, list[str]] = {}
     for group in groups:
@@ -233,7 +233,7 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
 
 def verdict(groups: Sequence[Group], baseline: str | None) -> str:
     """Return a sentence that names the method of a setting that reaches the target first, and how many times sooner
-    than ``baseline``. Empty: no method reaches it, or none is sooner than all others."""
+    than ``baseline``. Empty: no method reaches the target, or no method is sooner than all others."""
     base, target = name_of(groups, baseline), goal(groups)
     times, methods = _times(groups, base, least=1), [group.method for group in groups]
     missed = {group.method for group in groups if group.over("time_to_target").mean is None}

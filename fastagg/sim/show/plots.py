@@ -1,4 +1,4 @@
-"""All pictures of runs and comparisons.
+"""Draws all pictures of runs and comparisons.
 
 Bands have an edge, so that they stay readable where they cross. Axes of accuracy begin at zero, so that noise does not
 look like a difference.
@@ -40,9 +40,9 @@ def pictures(
 
 
 def curves(groups: Sequence[Group], title: str = "", fields: Sequence[str] = (), width: float | None = None) -> Figure:
-    """Draw test accuracy over virtual time, server versions and client updates, or over ``fields`` of a row. A curve is
-    the mean over seeds, with a band of one sample deviation to either side. ``width``: inches, in which as many axes
-    as fit stand side by side. None: all axes stand side by side.
+    """Draw test accuracy over virtual time, server versions and client updates. ``fields``: the only x axes to draw, by
+    their keys in :func:`series.x_axes`. A curve is the mean over seeds, with a band of one sample deviation to either
+    side. ``width``: the width in inches. Axes that do not fit stand below. None: all axes stand side by side.
     """
     panels = {key: axis for key, axis in series.x_axes(groups).items() if key in fields or not fields}
     columns = len(panels) if width is None else max(1, min(len(panels), int(width / 2.1)))
@@ -130,7 +130,7 @@ def to_target(groups: Sequence[Group], title: str, baseline: str | None, width: 
                 words += f"\n{findings.factor(max(ratio, 1 / ratio))} {'sooner' if ratio >= 1 else 'later'}"
         offset: Plain = {"xytext": (4, 0), "textcoords": "offset points"}
         bars.annotate(words, (time or 0.0, place), va="center", fontsize=TEXT - 1, **offset)
-    bars.set_xlim(0, 1.9 * longest)  # room for the words
+    bars.set_xlim(0, 1.9 * longest)  # room for the text beside the bars
     wrapped = [textwrap.fill(label, 40 if width is None else int(4.2 * width)) for label in labels]
     bars.set_yticks(range(len(groups)), wrapped, fontsize=TEXT - (width is not None))
     bars.set_ylim(len(groups) - 0.5, -0.5)
@@ -213,7 +213,7 @@ def delay_tails(groups: Sequence[Group], title: str = "") -> Figure:
         label = f"{name} ({facts})"
         axes.plot(delays, late, drawstyle="steps-post", label=label, markevery=marks(number), **look(number))
         latest = max(latest, *counts, 0)
-    if latest:  # rounds have no late updates
+    if latest:  # synchronous rounds have no late updates
         logarithmic(axes, "x")
         logarithmic(axes, "y")
         axes.set_xlim(left=0.9)

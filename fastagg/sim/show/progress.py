@@ -1,4 +1,4 @@
-"""What a run and a comparison tell while they go on; :mod:`fastagg.bars` has bars of it."""
+"""The callbacks of a run and of a comparison about their progress. :mod:`fastagg.bars` shows the progress as bars."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Called by a run while it goes on. This class does nothing."""
+    """Callbacks of a run. In this class they do nothing."""
 
     def advanced(self, share: float) -> None:
-        """Called for every client update with the share of the run that is done."""
+        """Called at every client update. ``share``: the finished share of the run, from 0 to 1."""
 
     def evaluated(self, row: EvaluationRow) -> None:
-        """Called with every new evaluation's row."""
+        """Called after every evaluation, with its row of metrics.csv."""
 
 
 class Watcher:
-    """Called by a comparison about its runs. This class does nothing."""
+    """Callbacks of a comparison about its cells. In this class they do nothing."""
 
     def begun(self, runs: int) -> None:
-        """Called with the number of runs."""
+        """Called once, before the first run. ``runs``: the number of all runs."""
 
     def started(self, cell: Cell) -> None: ...
 

@@ -10,12 +10,12 @@ from fastagg.sim.comparison.groups import Group, by_setting, choice_keys, settin
 from fastagg.sim.runs.metrics import seconds, unit_text
 
 MOST_LINES = 6  # the most lines in a picture
-FAR = 8  # if the longest curve is more than this many times as long as the shortest, its axis is logarithmic
+FAR = 8  # if the longest curve is over this many times as long as the shortest, the x axis is logarithmic
 UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 
 
 def time_scale(longest: float, unit: str) -> tuple[str, float]:
-    """Return the label of an axis of virtual times that ends at ``longest``, and the factor of the times."""
+    """Return the label of an axis of virtual times up to ``longest``, and the factor for times on this axis."""
     if not (known := seconds(unit)):
         return f"virtual time ({unit_text(unit)})", 1.0
     name, size = next(pair for pair in UNITS if longest * known >= 2 * pair[1] or pair[1] == 1)
@@ -23,9 +23,9 @@ def time_scale(longest: float, unit: str) -> tuple[str, float]:
 
 
 def x_axes(groups: Sequence[Group]) -> dict[str, tuple[str, float]]:
-    """Return the fields of a row over which accuracy is drawn, each with a label and a factor.
+    """Return the x axes for accuracy: the label and the factor of an axis, by the axis's field of EvaluationRow.
 
-    There is no axis of time if runs have different units of time. There is an axis of bytes if encodings differ.
+    There is no axis of time if the runs have different units of time. There are axes of bytes if encodings differ.
     """
     runs = [result for group in groups for result in group.results]
     units = {result.unit for result in runs}
