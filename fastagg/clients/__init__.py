@@ -1,5 +1,5 @@
-"""The client's side: state and corrections for local training, a callback for Hugging Face's Trainer, and a client of
-``fastagg serve``."""
+"""Code for clients: state and corrections for local training, a callback for Hugging Face's Trainer, and a client of
+``fastagg serve``. Users' client programs call this package."""
 
 from fastagg.clients.callbacks import trainer_callback
 from fastagg.clients.http import HttpClient

@@ -1,4 +1,4 @@
-"""A callback that makes Hugging Face's ``Trainer`` a client of a server."""
+"""A callback that makes Hugging Face's ``Trainer`` a client of a server. The user adds the callback to a trainer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Exchange = Callable[[Tensor | None], Tensor]
 
 
 class _Periodic:
-    """Sends the model's change after every ``every`` steps, and loads the model that comes back."""
+    """Sends the model's change after every ``every`` steps, and loads the server's model that comes back."""
 
     def __init__(self, exchange: Exchange, every: int) -> None:
         self.exchange, self.every = exchange, _checks.whole("every", every, least=1)
-        # The number of steps at the last end of an epoch, and the change that was not sent by then.
+        # The number of steps at the end of the last epoch, and the change that had not been sent then.
         self.rest: tuple[int, Tensor | None] = (0, None)
 
     def begin(self, model: nn.Module, step: int) -> None:
-        """Take the server's model. ``step`` is the number of steps so far."""
+        """Load the server's model. ``step``: the number of optimizer steps so far."""
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
             raise ConfigError(
@@ -37,13 +37,13 @@ class _Periodic:
             self.take(self.change(), step)
 
     def epoch_ended(self, step: int) -> None:
-        """Keep the change that was not sent yet. After the last epoch the trainer may load an earlier checkpoint or a
-        mean of weights."""
+        """Keep the change that was not sent yet, for :meth:`end`. After the last epoch the trainer may load an earlier
+        checkpoint or a mean of weights, which must not be sent."""
         if step > max(self.last, self.rest[0]):
             self.rest = (step, self.change())
 
     def end(self, step: int) -> None:
-        """Send the change that was not sent yet. The model stays as it is."""
+        """Send the change that was not sent yet. The module's parameters do not change."""
         if step > self.last:
             self.take(self.rest[1] if self.rest[0] == step else self.change(), step, load=False)
 
@@ -62,23 +62,25 @@ class _Periodic:
                     self.trained, new.split([parameter.numel() for parameter in self.trained]), strict=True
                 ):
                     parameter.copy_(part.view_as(parameter))
-            self.start = self.flat()  # in the model's own type, so that a change contains only the training
+            self.start = self.flat()  # read from the module, whose type may have rounded the server's model
 
     def flat(self) -> Tensor:
         return torch.cat([parameter.detach().reshape(-1).to(torch.float32) for parameter in self.trained])
 
 
 def trainer_callback(exchange: Exchange, every: int) -> Any:
-    """Return a ``TrainerCallback`` for Hugging Face's ``Trainer``. It sends a delta after every ``every`` steps.
+    """Return a ``TrainerCallback`` for Hugging Face's ``Trainer`` that sends a delta after every ``every`` steps.
 
-    Training begins from the server's model. After each exchange it goes on from the model that comes back. The local
-    optimizer keeps its moments. At the end the remaining change is sent, if there is any. A checkpoint that
-    ``load_best_model_at_end`` loads is not sent. Only parameters with ``requires_grad`` take part, such as peft's
-    adapters. The server's model must have exactly these, in their order: ``fastagg.FedBuff(model)``.
+    Training begins from the server's model. After each exchange, training continues from the model that comes back. The
+    local optimizer keeps its moments. At the end of the training, the change that was not sent yet is sent. A
+    checkpoint that ``load_best_model_at_end`` loads is not sent. Only parameters with ``requires_grad`` are exchanged,
+    such as peft's adapters. The server's model must have the same parameters in the same order, as in
+    ``fastagg.FedBuff(model)``.
 
     Args:
-        exchange: a function that takes the delta ([d], fp32) since the model that it returned last, or None at first,
-            and returns the server's model ([d]). :meth:`HttpClient.exchange` is one.
+        exchange: a function that takes a delta ([d], fp32), and returns the server's model ([d]). The delta is the
+            change since the model that was returned last, and None in the first call. An example is
+            :meth:`HttpClient.exchange`.
         every: H, the number of optimizer steps between two exchanges.
 
     Raises:

@@ -1,4 +1,5 @@
-"""A client of ``fastagg serve``. It repeats a request until it gets an answer. An update still counts only once."""
+"""A client of ``fastagg serve``, for users' client programs. The client repeats a request until the server answers. An
+update still counts only once."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ from fastagg.encoding import Encoded, ErrorFeedback, TopK, encode
 from fastagg.encoding.encode import UNBIASED
 from fastagg.storage import memory
 
-LATER = 408, 425, 429, 500, 502, 503, 504  # after one of these statuses, the same request may work later
+LATER = 408, 425, 429, 500, 502, 503, 504  # after an answer with one of these statuses, the request is sent again
 TYPES = {
     torch.float32: "application/x-float32", torch.float16: "application/x-float16",
     torch.bfloat16: "application/x-bfloat16",
 }  # fmt: skip
 ENCODED = "application/x-fastagg-encoded"
-LOST = errors.UnknownVersion, errors.UnknownClient  # the answer is too late, or the server has lost the task
-LONGEST = 30.0  # the most seconds between two tries, and the most seconds that a request asks the server to wait
+LOST = errors.UnknownVersion, errors.UnknownClient  # raised if an update is too late, or the server has lost the task
+LONGEST = 30.0  # seconds: the longest pause between two tries, and the longest wait that a request asks for
 
 Answered = tuple[Message, bytearray]
 T = TypeVar("T")
@@ -44,21 +45,21 @@ _log = logging.getLogger("fastagg.clients")
 class _Task(NamedTuple):
     id: str
     version: int
-    incarnation: str | None = None  # the incarnation that made the version
+    incarnation: str | None = None  # the server's incarnation that made the version (Server.incarnation)
 
 
 class HttpClient:
-    """A client of ``fastagg serve``. It needs no package except torch.
+    """A client of ``fastagg serve``. This client needs no package except torch.
 
-    A request that is not answered is sent again. The first pause is half a second, and each further pause is twice as
+    A request without an answer is sent again. The first pause is half a second, and each further pause is twice as
     long, up to 30 seconds. The server may ask for a longer pause (``Retry-After``). An update is sent with its task's
-    id, so it counts once, however often it is sent. The logger ``fastagg.clients`` gets a warning about repeated
-    requests, at most one in 30 seconds.
+    id, so the update counts once, however often it is sent. The logger ``fastagg.clients`` gets a warning about
+    repeated requests, at most one warning in 30 seconds.
 
-    A model in parts has a task for each part, with a version of its own. The parts are transferred at the same time.
+    A model in parts has a task and a version for each part. The parts are transferred at the same time.
 
-    With a ``format`` each part's update is encoded by itself (:func:`fastagg.encode`). If a biased format leaves out
-    some of an update that counts, the rest is added to the next update of this part.
+    With a ``format``, the update of each part is encoded separately (:func:`fastagg.encode`). If a biased format leaves
+    out some of an update that counts, the rest is added to the next update of this part.
 
     Args:
         url: the server's address, such as ``https://fl.example.org``. ``SSL_CERT_FILE`` in the environment names
@@ -67,22 +68,22 @@ class HttpClient:
         token: the client's token. Empty: the server needs no token.
         names: the names of the model's parameters, in the order of the client's vectors, such as
             ``dict(model.named_parameters())``. A tied parameter may have any of its names. None: the server's order.
-        num_samples: the client's number of samples, for a server with ``weighting="samples"``. With ``"tokens"`` it is
-            tokens*tokens/steps. It may be set before each update.
-        format: how updates are encoded. None: they are not encoded.
-        download: the format of the models in tasks, ``bf16`` or ``int8``: rounded without bias, 2 or 1.016 bytes a
-            parameter (:meth:`fastagg.Server.dispatch`). An update is then the difference from the rounded model. None:
-            the models are not encoded.
-        patience: the seconds for which a request is repeated.
-        timeout: the seconds of silence after which a try counts as failed.
+        num_samples: the client's number of samples, for a server with ``weighting="samples"``. For ``"tokens"``, pass
+            tokens*tokens/steps. The attribute of this name may be set before each update.
+        format: the format in which updates are encoded. None: updates are not encoded.
+        download: the format of the models in tasks: ``bf16`` (2 bytes a parameter) or ``int8`` (1.016 bytes), rounded
+            without bias (:meth:`fastagg.Server.dispatch`). An update is then the difference from the rounded model.
+            None: the models are not encoded.
+        patience: the number of seconds for which a request is repeated.
+        timeout: the number of seconds without a byte from the server after which a try fails.
 
     Raises:
-        ConfigError: the address is no URL of HTTP.
+        ConfigError: the address is no HTTP URL.
 
     Attributes:
         version: the sum of the parts' versions in the last tasks. None: there was no task yet.
-        local_steps: how many local steps the server asks for. None: it does not say.
-        feedback: by part, the rest of updates that was not sent yet. Save it with the client's own state.
+        local_steps: the number of local steps that the server asks for. None: the server does not ask for a number.
+        feedback: by part, the :class:`fastagg.ErrorFeedback` of the part's updates. Save them with the client's state.
 
     Example:
         >>> client = fastagg.clients.HttpClient("http://127.0.0.1:8000", "ann", "secret")
@@ -112,8 +113,8 @@ class HttpClient:
 
     @property
     def layout(self) -> dict[str, Any]:
-        """The model as the server describes it: ``size`` is d, ``kind`` is ``delta`` or ``gradient``, and ``parts``
-        lists the arrays of each part with their names, places in the whole vector, and shapes.
+        """The server's description of the model. ``size`` is d, and ``kind`` is ``delta`` or ``gradient``. ``parts`` is
+        a list of arrays for each part. An array has a name, an offset in the client's vectors, and a shape.
 
         Raises:
             ShapeMismatch: the model has other arrays than ``names``.
@@ -145,13 +146,14 @@ class HttpClient:
         """Ask for a task. Return its model, [d], fp32.
 
         Args:
-            part: ask for this part alone. The result is the part's vector.
-            newer: wait until there is a newer version than that of the last task.
-            speed: how many local steps this client makes a second, for a server with ``fastest_steps``.
+            part: the number of a part. Only this part's task is asked for, and its vector returned. None: all parts.
+            newer: whether to wait until there is a newer version than the last task's.
+            speed: the number of local steps that this client makes in a second, for a server with ``fastest_steps``.
 
         Raises:
             FastaggError: the server refuses, with the same error as :meth:`fastagg.Server.dispatch`.
-            OSError: the server refuses for another reason (the token), or does not answer for ``patience`` seconds.
+            OSError: the server refuses for another reason, such as the token, or the server does not answer for
+                ``patience`` seconds.
         """
         pieces = self._each(part, lambda number: self._pull(number, newer, speed))
         if part is not None:
@@ -170,15 +172,15 @@ class HttpClient:
         ``version`` is the sum of their versions, and ``applied`` tells whether a part's update was applied.
 
         Args:
-            update: a flat update, [d], fp32, fp16 or bf16. Other types are sent as fp32. Or an encoded update of one
-                part.
+            update: a flat update [d] in fp32, fp16 or bf16, or an encoded update of one part. Other types are sent as
+                fp32.
             part: the part to which the update belongs. None: all parts. An encoded update needs a part, because it
                 cannot be cut.
 
         Raises:
-            UnknownVersion, UnknownClient: the task does not count any more. Ask for another task. With several parts,
-                the updates of parts whose tasks still count are taken.
-            EncodingError: an encoded update without its part.
+            UnknownVersion, UnknownClient: the server has ended the task. Ask for another task. With several parts, the
+                updates of parts whose tasks are still open are taken.
+            EncodingError: the update is encoded, and ``part`` is None.
             FastaggError, OSError: as in :meth:`task`. The server refuses with the errors of
                 :meth:`fastagg.Server.receive`.
         """
@@ -202,12 +204,13 @@ class HttpClient:
         }
 
     def exchange(self, update: Tensor | None) -> Tensor:
-        """Send an update, if there is one, and ask for the next task. An update that is too late is dropped, with a
-        warning. If the server refuses with :class:`fastagg.TooSoon`, wait for the next version and try again.
+        """Send an update, if there is one, and ask for the next task. Return the task's model, [d], fp32. If an update
+        is too late, drop the update with a warning. If the server raises :class:`fastagg.TooSoon`, wait for the next
+        version and try again.
 
         Raises:
-            TooSoon: the server still refuses after ``patience`` seconds. Other errors are those of :meth:`task` and
-                :meth:`send`.
+            TooSoon: the server still raises this error after ``patience`` seconds. Other errors are those of
+                :meth:`task` and :meth:`send`.
 
         This method can be the ``exchange`` of :func:`trainer_callback`.
         """
@@ -219,7 +222,7 @@ class HttpClient:
         return self._in_time(self.task)
 
     def _in_time(self, do: Callable[[], T]) -> T:
-        """Call ``do``. While ``do`` raises TooSoon, call it again at each new version of the part in the error."""
+        """Return ``do()``. While this call raises TooSoon, repeat it at each new version of the part in the error."""
         until = time.monotonic() + self._patience
         while True:
             try:
@@ -228,21 +231,20 @@ class HttpClient:
                 left = until - time.monotonic()
                 if left < 0 or len(error.args) != 3:
                     raise
-                _, part, version = error.args  # the server will refuse as long as the part has this version
+                _, part, version = error.args  # the server refuses as long as this version of the part is the newest
                 asked = {"part": part, "after": version, "wait": min(LONGEST, left)}
             with contextlib.suppress(errors.StaleIncarnation):  # the server has been restarted
                 self._repeat(f"heartbeat/{self._client}?{urlencode(asked)}", memoryview(b""))
 
     def resume(self) -> bool:
-        """Take over the tasks that are open at the server, for a client that was restarted and has kept its work.
-        Return whether each part has an open task."""
+        """Take over this client's open tasks from the server. Return whether each part has an open task. A client that
+        has kept its training's result calls this method after a restart."""
         said = json.loads(self._repeat(f"heartbeat/{self._client}", memoryview(b""))[1])
         self._tasks = {int(part): _Task(str(task["task"]), task["version"]) for part, task in said["open"].items()}
         return len(self._tasks) == len(self.layout["parts"])
 
     def _each(self, part: int | None, do: Callable[[int], T]) -> list[T]:
-        """Call ``do`` with the number of a part. None: call it with every part's number, each in a thread of its own.
-        Return the results."""
+        """Return ``[do(part)]``. If ``part`` is None, return the results of all parts, each from its own thread."""
         parts: Sequence[int] = range(len(self.layout["parts"])) if part is None else (part,)
         if len(parts) == 1:
             return [do(parts[0])]
@@ -264,7 +266,7 @@ class HttpClient:
         while True:
             try:
                 headers, body = self._repeat(f"task/{self._client}?{urlencode(asked | wait)}")
-            except errors.StaleIncarnation:  # the server has lost that version, so any version is newer
+            except errors.StaleIncarnation:  # the server has lost the last task's version, so ask for any version
                 if not wait:
                     raise
                 wait = {}
@@ -277,7 +279,7 @@ class HttpClient:
         self.local_steps = int(headers["X-Local-Steps"]) if "X-Local-Steps" in headers else None
         if headers["Content-Type"] == ENCODED:
             return Encoded.from_bytes(body).decode()
-        in_bf16 = headers["Content-Type"] == TYPES[torch.bfloat16]  # the type in which the server keeps the model
+        in_bf16 = headers["Content-Type"] == TYPES[torch.bfloat16]  # otherwise the model is fp32
         return torch.frombuffer(body, dtype=torch.bfloat16 if in_bf16 else torch.float32).float()
 
     def _push(self, part: int, update: Tensor | Encoded) -> dict[str, Any]:
@@ -299,21 +301,21 @@ class HttpClient:
         try:
             receipt: dict[str, Any] = json.loads(self._repeat(where, memoryview(body), kind)[1])
         except BaseException as error:
-            if feedback is not None:  # as far as the client knows, the update did not count
+            if feedback is not None:  # the client assumes that the update did not count
                 feedback.residual = before
-            if isinstance(error, LOST):  # a call with `newer` must not wait for a version above a lost one
+            if isinstance(error, LOST):  # forget the task, so that `newer` does not wait for a version above a lost one
                 del self._tasks[part]
             raise
         return receipt
 
     def _repeat(self, path: str, body: memoryview | None = None, kind: str = "") -> Answered:
-        """Send a request until it is answered."""
+        """Send a request until the server answers. Return the answer's headers and body."""
         until, pause, url = time.monotonic() + self._patience, 0.5, f"{self._url}/{path}"
         headers = {"Content-Type": kind} if kind else {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         while True:
-            wait = pause * random.uniform(0.5, 1.0)  # random, so that clients do not all try at the same time
+            wait = pause * random.uniform(0.5, 1.0)  # random, so that not all clients try at the same time
             try:
                 request = urllib.request.Request(url, body, headers)
                 with self._open(request, timeout=self._timeout) as answer:
@@ -336,14 +338,14 @@ class HttpClient:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, because the token is meant for this server alone."""
+    """Refuses redirects, because the token must be sent to this server only."""
 
     def redirect_request(self, *request: Any) -> None:
         return None
 
 
 def _named(error: HTTPError) -> Exception | None:
-    """Return the server's error as an error of fastagg, or as OSError. None: the error's text was cut off."""
+    """Return the server's error as an error of fastagg, or as OSError. None: the error's text did not arrive whole."""
     try:
         text = error.read(10_000)
         if len(text) < min(int(error.headers.get("Content-Length", 0)), 10_000):

@@ -1,4 +1,4 @@
-"""The client's part of ACE with client caches, FedAC and FedProx, for use in local training."""
+"""The client's part of ACE with client caches, FedAC and FedProx. Users call it in local training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 
 class GradientDifference:
-    """A client of ACE with client caches (the ACE paper, Algorithm a.5), which sends ``g_new - g_prev``.
+    """The state of a client of ACE with client caches (the ACE paper, Algorithm a.5) that sends ``g_new - g_prev``.
 
-    ``g_prev`` is stored as the server has received it, including rounding, so that errors do not accumulate.
+    ``g_prev`` is the sum of the differences that were sent, including their rounding, so that errors do not accumulate.
 
     Example:
         >>> sender = fastagg.clients.GradientDifference()
@@ -39,19 +39,19 @@ class GradientDifference:
         return change
 
     def state_dict(self) -> dict[str, Tensor | None]:
-        """Return the state. The tensor is not a copy, so it changes later."""
+        """Return the state. Its tensor is not a copy, so the next :meth:`difference` changes it."""
         return {"sent": self._sent}
 
     def load_state_dict(self, state: dict[str, Tensor | None]) -> None:
-        """Load a state of :meth:`state_dict`. The tensor is copied."""
+        """Load a state that :meth:`state_dict` returned. The tensor is copied."""
         sent = state["sent"]
         self._sent = None if sent is None else sent.clone()
 
 
 class DriftCorrection:
-    """A client of FedAC: its control variate ``c_i``, and the correction after local training.
+    """A client of FedAC. Its state is the control variate ``c_i``, and :meth:`correct` corrects trained models.
 
-    A reconstruction, see :func:`fastagg.FedAC`.
+    FedAC here is a reconstruction (see :func:`fastagg.FedAC`).
     """
 
     def __init__(self) -> None:
@@ -60,14 +60,14 @@ class DriftCorrection:
     def correct(
         self, start: Tensor, trained: Tensor, server: Tensor, *, steps: int, lr: float
     ) -> tuple[Tensor, Tensor]:
-        """Correct a locally trained model for drift.
+        """Correct a locally trained model for drift, and update ``c_i``.
 
         Args:
             start: x_s, the model that the client was sent, flat [d].
-            trained: y, after ``steps`` local steps of learning rate ``lr``, flat [d].
+            trained: y, the model after ``steps`` local steps, flat [d].
             server: C, the task's ``control``, [d].
-            steps: E, >= 1.
-            lr: eta_l, > 0.
+            steps: E, the number of local steps, >= 1.
+            lr: eta_l, the learning rate of the local steps, > 0.
 
         Returns:
             The delta to send, ``y - lr*(C - c_i) - x_s``, and the change of the control variate, ``c_new - c_i`` with
@@ -81,14 +81,14 @@ class DriftCorrection:
 
 
 def add_proximal_gradient_(module: nn.Module, start: Iterable[Tensor], mu: float) -> None:
-    """FedProx's local term: add ``mu*(x - x_t)`` to the gradients (AsyncFedED, Eq. 39: ``(mu/2)*|x - x_t|^2``).
+    """Add ``mu*(x - x_t)`` to the gradients. This is FedProx's term ``(mu/2)*|x - x_t|^2`` (AsyncFedED, Eq. 39).
 
     Call this function between ``backward()`` and the local optimizer's step.
 
     Args:
         module: the model in training. Parameters without a gradient are skipped.
         start: the parameters at the start of the training, in the order of ``module.parameters()``.
-        mu: >= 0.
+        mu: the weight of the term, >= 0.
     """
     for parameter, anchor in zip(module.parameters(), start, strict=True):
         if parameter.grad is not None:

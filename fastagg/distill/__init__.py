@@ -1,4 +1,5 @@
-"""FedEcho's distillation on the server: the unlabelled data, the clients' logits for these data, and the student."""
+"""FedEcho's distillation on the server: the unlabelled data, the clients' logits for these data, and the student. Only
+:class:`fastagg.rules.directions.Echo` runs it."""
 
 from fastagg.distill.settings import Distillation
 from fastagg.distill.student import Student

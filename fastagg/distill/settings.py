@@ -1,4 +1,4 @@
-"""The settings of FedEcho's distillation: the model's code, the unlabelled data, and the paper's settings."""
+"""The settings of FedEcho's distillation, which a user passes: the model's code, the data and the paper's settings."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from fastagg.errors import ConfigError
 class Distillation:
     """Server-side distillation of the FedEcho paper, Algorithm 1, lines 12 to 15, and Eqs. 2 to 4.
 
-    The student and the teachers run in eval mode: dropout is off, and BatchNorm uses running statistics. A teacher uses
-    the arriving client's statistics, and the student uses those of the new global model.
+    A teacher is the model of a client, and the student is the new global model. Both run in eval mode: dropout is off,
+    and BatchNorm uses running statistics. A teacher uses the client's statistics, and the student those of the new
+    global model.
 
     Args:
-        model: an nn.Module with the server's parameters, in the server's order. The server copies the module. Calling
-            it returns logits, [batch, C] or [batch, ..., C], or an object with an attribute ``logits``.
-        unlabelled: the inputs without labels: a tensor [N, ...]; a mapping of tensors, passed as keywords; a Dataset
-            (of inputs, or of tuples that begin with them); or the path of an .npy, .npz or .pt file.
-        samples: how many inputs to use, drawn once with the server's seed. None: all.
+        model: an nn.Module with the server's parameters, in the server's order. The server copies the module. A call of
+            the module returns logits, [batch, C] or [batch, ..., C], or an object with an attribute ``logits``.
+        unlabelled: the inputs without labels: a tensor [N, ...], a mapping of tensors (passed as keywords), a Dataset
+            of inputs or of tuples that begin with an input, or the path of an .npy, .npz or .pt file.
+        samples: the number of inputs to use, drawn once with the server's seed. None: all inputs.
         alpha: the weight of the KL term: one number, or ``(alpha_min, alpha_max)``. With a pair, the teachers' entropy
             chooses a value in this range (Eq. 4).
-        clip_norm: nu, the largest Euclidean norm of a gradient (Eq. 2); None: no clipping.
+        clip_norm: nu, the largest Euclidean norm of a gradient (Eq. 2). None: no clipping.
         lr, betas, eps: settings of Adam, with bias correction. Moments start from zero at every version.
-        steps: Q, the steps per version; None: one pass over the samples. The paper does not give Q.
-        batch_size: samples per step. The paper does not give the number.
-        inference_batch_size: samples per forward pass of a teacher.
-        shape: images are resized to this shape, (channels, height, width); None: inputs stay as they are.
-        forward: ``forward(model, inputs) -> logits``, if calling the model is not enough.
-        offload: if the server is on a GPU, keep logits in host memory (for large vocabularies).
+        steps: Q, the number of steps at each version. None: one pass over the samples. The paper does not give Q.
+        batch_size: the number of samples in a step. The paper does not give this number.
+        inference_batch_size: the number of samples in a forward pass of a teacher.
+        shape: images are resized to this shape, (channels, height, width). None: inputs are not resized.
+        forward: ``forward(model, inputs)`` returns the logits. None: the model is called.
+        offload: whether logits are kept in host memory if the server is on a GPU (for large vocabularies).
 
     Raises:
         ConfigError: a setting is out of range.
@@ -70,7 +71,7 @@ class Distillation:
         ops.alpha_bounds(self.alpha)
 
     def settings(self) -> Plain:
-        """Return all settings that are plain data, for checkpoints."""
+        """Return the settings for a checkpoint: all but the model, the data and ``forward``."""
         skipped = ("model", "unlabelled", "forward")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
 

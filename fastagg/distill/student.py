@@ -1,4 +1,4 @@
-"""Runs a user's module with parameters from a flat vector. The results are clients' logits, or a loss's gradients."""
+"""Runs a user's module with parameters from a flat vector, for logits or the gradients of a loss. FedEcho calls it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fastagg.model import Layout
 
 
 class Student:
-    """A copy of the module. Its parameters are views of a flat vector, which :meth:`bind` sets.
+    """A copy of the user's module. Its fp32 parameters are views of a flat vector, which :meth:`bind` sets.
 
     Args:
         settings: the module, and how to run it.
         inputs: the unlabelled samples.
-        size, buffer_size: the numbers of elements of the server's model and of its buffers.
+        size, buffer_size: the numbers of elements of the server's parameters and of its running statistics.
 
     Attributes:
-        rows_per_sample: 1 for a classifier; the number of tokens if every token has logits.
-        classes: C.
-        copies: whether the module's parameters are copies instead of views.
+        rows_per_sample: the rows of logits of one sample: 1 for a classifier, or the number of tokens.
+        classes: C, the number of logits in a row.
+        copies: whether some parameters are copies of the vector's elements, because they are not fp32.
     """
 
     def __init__(
@@ -45,8 +45,7 @@ class Student:
         self._parameters = [p for p in self.module.parameters() if p.requires_grad]
         if any(p.dtype not in (torch.float32, torch.float16, torch.bfloat16) for p in self._parameters):
             raise ConfigError("distill.model: expected parameters in float32, float16 or bfloat16")
-        # A module with parameters of another type than fp32 holds copies. They are made again each time the vector
-        # changes.
+        # After each change of the vector, the copies must be made again by `bind`.
         self.copies = any(p.dtype is not torch.float32 for p in self._parameters)
         with torch.no_grad():
             rows, self.classes = self._run(take(inputs, slice(0, 1))).shape
@@ -57,8 +56,8 @@ class Student:
         return length(self.inputs) * self.rows_per_sample
 
     def bind(self, flat: Tensor, buffers: Tensor) -> None:
-        """Use the parameters ``flat`` [d] and the statistics ``buffers`` from now on. fp32 parameters become views
-        of ``flat``."""
+        """Use the parameters ``flat`` [d] and the running statistics ``buffers`` from now on. fp32 parameters become
+        views of ``flat``. Other parameters, and the statistics, are copied."""
         flat = torch.from_dlpack(flat)  # torch.autograd refuses a tensor that was made in inference_mode
         held = dict(self.module.named_parameters())
         statistics = dict(self.module.named_buffers())
@@ -71,8 +70,7 @@ class Student:
                 statistics[entry.name].copy_(view)
 
     def logits(self, index: Tensor | slice) -> Tensor:
-        """Return the logits of the samples in ``index``, [rows, C]. If gradients are on, the logits are
-        differentiable."""
+        """Return the logits of the samples in ``index``, [rows, C]. They have gradients unless torch.no_grad is on."""
         inputs = take(self.inputs, index)
         logits = self._run(inputs)
         expected = (length(inputs) * self.rows_per_sample, self.classes)
@@ -82,7 +80,7 @@ class Student:
 
     @torch.no_grad()
     def infer(self, out: Tensor) -> None:
-        """Write the logits of all samples into ``out``, [rows*C] fp32, in chunks."""
+        """Write the logits of all samples to ``out``, [rows*C] fp32, in batches of ``inference_batch_size``."""
         samples, chunk = length(self.inputs), self.settings.inference_batch_size
         width = self.rows_per_sample * self.classes
         for first in range(0, samples, chunk):
@@ -92,7 +90,7 @@ class Student:
             raise NonFiniteUpdate("the client's model gives logits that are NaN or infinite on the unlabelled data")
 
     def gradients(self, loss: Tensor) -> list[Tensor]:
-        """Return the loss's gradients, one tensor for each parameter in the flat vector's order."""
+        """Return the gradients of ``loss``: a tensor for each parameter, in the order of the flat vector."""
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         return [
             torch.zeros_like(p) if g is None else g.contiguous()

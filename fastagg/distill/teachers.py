@@ -1,4 +1,4 @@
-"""Every client's latest logits for the unlabelled data, and their mean (FedEcho, Algorithm 1, lines 5 and 14)."""
+"""Keeps every client's latest logits for the unlabelled data, and their mean (FedEcho, Algorithm 1, lines 5 and 14)."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from fastagg.storage.cell import SwapCell
 
 
 class LogitsTotal(NamedTuple):
-    """The sum of all clients' logits, and the numbers that belong to the sum."""
+    """The sum of the clients' latest logits, with counts that change when the sum does."""
 
-    sum: Tensor
-    heard: int = 0  # the number of clients that have sent logits
-    arrivals: int = 0
-    spare: int = 0  # the slot to write next
-    used: int = 1  # the number of slots that were written at least once, or are spare
+    sum: Tensor  # fp64, [rows*classes]
+    heard: int = 0  # the number of clients that have logits
+    arrivals: int = 0  # the number of logits that have come
+    spare: int = 0  # the slot for the next logits
+    used: int = 1  # the number of slots in use: one for each client with logits, and the spare slot
 
 
 class LogitsWrite(NamedTuple):
-    """A client's new logits, which are in a slot that nobody reads yet."""
+    """A client's new logits. They are stored in the spare slot, and do not count before the moves are made."""
 
-    after: LogitsTotal
-    moves: list[Move]  # the changes that make the new logits the client's
+    after: LogitsTotal  # the total with the new logits
+    moves: list[Move]  # the changes after which the new logits count
 
 
 class Teachers:
-    """A row of ``rows*classes`` logits per client, and their running sum. An arrival costs O(rows*classes) for any n.
+    """A row of ``rows*classes`` logits for each client, and the sum of the rows. A change costs O(rows*classes).
 
-    A client's new row goes to the spare slot, and the client's old slot becomes the spare one. Nothing changes until
-    the moves are made. The sum is in fp64, so even after a million changes it equals the sum of all rows.
+    A client's new row is written to the spare slot, and the client's old slot becomes the spare slot. Until the moves
+    of a :class:`LogitsWrite` are made, no result changes. The sum is in fp64, so that its rounding errors stay small
+    after millions of changes.
 
     Args:
         num_clients: n.
         rows, classes: the shape of the logits.
-        format: the format of the rows, as in :class:`fastagg.ClientCache`.
-        device: the rows' device.
+        format: the format of the stored rows, as in :class:`fastagg.ClientCache`.
+        device: the device of the rows and the sum.
         seed: the seed of the rounding.
     """
 
@@ -55,13 +56,13 @@ class Teachers:
         self.now = LogitsTotal(torch.zeros(rows * classes, dtype=torch.float64, device=device))
 
     def put(self, client: int, logits: Tensor) -> LogitsWrite:
-        """Store a client's logits, [rows*classes] fp32, finite. When the moves are made, they replace the client's
-        old logits."""
+        """Store a client's logits, [rows*classes], fp32, finite, in the spare slot. They replace the client's old
+        logits when the moves of the result are made."""
         now, old = self.now, int(self.slots[client])
         stored = memory.zeros(self.cache.size, self.cache.device)
         ops.cached_step_(
             None, logits, cache=self.cache, write=now.spare, client=client, arrival=now.arrivals, sum=stored
-        )  # adding the row to a sum of zero gives exactly what the row stores
+        )  # a sum that was zero is now exactly the stored, rounded row
         total = now.sum + stored
         if old >= 0:
             total -= ops.read_row(self.cache, old)
@@ -70,8 +71,8 @@ class Teachers:
         return LogitsWrite(after, [(self, "now", after), (self.slots, client, now.spare)])
 
     def mean(self, put: LogitsWrite, out: Tensor) -> ops.SoftTargets:
-        """Return the targets from the mean of all clients' logits, including those in ``put``. Probabilities go to
-        ``out``, [rows, classes]."""
+        """Return the student's targets from the mean of all clients' logits, including the logits of ``put``. The
+        probabilities are written to ``out``, [rows, classes]."""
         logits = put.after.sum.to(torch.float32).view(self.rows, self.classes)
         return ops.soft_targets(logits, scale=1.0 / put.after.heard, out=out)
 
@@ -79,7 +80,7 @@ class Teachers:
         return self.cache.nbytes() + self.now.sum.nbytes
 
     def state_dict(self) -> State:
-        """Return the state. Tensors may be shared."""
+        """Return the state. Its tensors may share this object's memory."""
         clients = np.flatnonzero(self.slots >= 0).tolist()
         return {
             "cache": {**self.cache.state_dict(self.slots[clients].tolist()), "slots": None},
@@ -88,7 +89,7 @@ class Teachers:
         }  # fmt: skip
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`, for a new object. Tensors are copied."""
+        """Load a state that :meth:`state_dict` returned into a new object. Tensors are copied."""
         clients = [int(client) for client in state["clients"]]
         rows = {**state["cache"], "slots": list(range(len(clients)))}
         if len(rows["data"]) != len(clients) or len(set(clients)) != len(clients):

@@ -1,4 +1,4 @@
-"""Reads unlabelled inputs from tensors, mappings, Datasets and files. Inputs are one tensor, or a dict of tensors."""
+"""Reads FedEcho's unlabelled inputs from tensors, mappings, Datasets and files, as a tensor or a dict of tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Inputs = Tensor | dict[str, Tensor]
 
 
 def load(source: object, samples: int | None, shape: Sequence[int] | None, seed: int) -> Inputs:
-    """Read :class:`fastagg.distill.Distillation`'s ``unlabelled`` and draw ``samples`` of it (all if there are fewer).
+    """Read the ``unlabelled`` of a :class:`fastagg.distill.Distillation`, and draw ``samples`` samples.
 
     Args:
-        samples: the number of samples. None: all.
-        shape: images are resized to this (channels, height, width); None: no resizing.
+        samples: the number of samples to draw. None: all. If there are fewer, all are used.
+        shape: images are resized to this shape, (channels, height, width). None: no resizing.
         seed: the seed of the draw.
     """
     inputs = _read(source)
@@ -53,8 +53,8 @@ def take(inputs: Inputs, index: Tensor | slice) -> Inputs:
 def resize(images: Tensor, shape: Sequence[int]) -> Tensor:
     """Resize images [N, (channels,) height, width] to fp32 [N, *shape], bilinear and antialiased.
 
-    8-bit images are scaled to 0..1. If ``shape`` has another number of channels, one channel is repeated, and several
-    are averaged."""
+    8-bit images are scaled to 0..1. If ``shape`` has another number of channels, every new channel is the mean of the
+    images' channels."""
     if images.dtype is torch.uint8:
         images = images.to(torch.float32) / 255
     if images.dim() == 3:
@@ -128,6 +128,6 @@ def _from_path(path: Path) -> Inputs:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
             if isinstance(loaded, (Tensor, dict)):
                 return _read(loaded)
-    except Exception as error:  # unpickling has its own errors
+    except Exception as error:  # a damaged file may raise an error of any type
         raise DataError(f"distill.unlabelled: {path}: cannot be read: {error}") from error
     raise DataError(f"distill.unlabelled: {path}: expected an .npy, .npz or .pt file")

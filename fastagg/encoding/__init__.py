@@ -1,4 +1,4 @@
-"""Encodes clients' updates, with error feedback."""
+"""Encodes clients' updates in fewer bytes, with error feedback for biased formats. Clients and adapters call it."""
 
 from fastagg.encoding.encode import ErrorFeedback, TopK, encode
 from fastagg.storage.encoded import Encoded

@@ -1,4 +1,4 @@
-"""Encodes a client's update before it is sent: :func:`encode`, its formats, and error feedback."""
+"""Encodes a client's update before it is sent: :func:`encode`, its formats, and error feedback. Clients call it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ UNBIASED = frozenset(name for name, unbiased in _FORMATS.items() if unbiased)  #
 
 @dataclass(frozen=True)
 class TopK:
-    """A format in which only the elements with the largest magnitudes are sent. All others become zero.
+    """A format that sends only the elements with the largest magnitudes. The server reads all others as zero.
 
-    The format is biased. Use :class:`ErrorFeedback`, which sends later what is not sent now.
+    The format is biased. Use :class:`ErrorFeedback`, which adds the elements that were not sent to the next update.
 
     Args:
-        share: the share of elements that is sent, in (0, 1]. At least one element is sent.
-        values: the type of the sent elements: ``fp32`` (8 bytes each, with the index), ``bf16`` (6), ``int8`` (5) or
-            ``int2`` (4.25: two bits, as SparseLoCo, arXiv 2603.08163). All but fp32 are rounded without bias.
+        share: the number of sent elements divided by the number of all, in (0, 1]. At least one element is sent.
+        values: the type of the sent elements: ``fp32`` (8 bytes an element with its index), ``bf16`` (6), ``int8`` (5)
+            or ``int2`` (4.25, as in SparseLoCo, arXiv 2603.08163). All types but fp32 are rounded without bias.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -51,18 +51,17 @@ class TopK:
 
 
 class ErrorFeedback:
-    """Keeps the part of a client's updates that an inexact format has not sent yet (Seide et al. 2014; Karimireddy et
-    al. 2019).
+    """Keeps the part of a client's updates that a format has not sent yet (Seide et al. 2014; Karimireddy et al. 2019).
 
-    ``e <- decay*e + delta; send c = C(e); e <- e - decode(c)``. Each client has one object, and saves the object's
-    state with its own.
+    With each update: ``e <- decay*e + delta; send c = C(e); e <- e - decode(c)``, where C encodes. Each client has one
+    object of this class. A client that saves its state also saves this object's :meth:`state_dict`.
 
     Args:
         decay: the factor on the part that was not sent, in [0, 1].
 
     Attributes:
-        residual: e, fp32 [d]; None before the first update.
-        count: the number of updates so far.
+        residual: e, fp32 [d]. None before the first update.
+        count: the number of updates encoded so far.
 
     Raises:
         ConfigError: ``decay`` is out of range.
@@ -81,14 +80,14 @@ class ErrorFeedback:
         self.count = 0
 
     def state_dict(self) -> State:
-        """Return plain data and a tensor, which the next update does not change."""
+        """Return the state as plain data and a tensor. The next update does not change this tensor."""
         return {"decay": self.decay, "residual": self.residual, "count": self.count}
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`.
+        """Load a state that :meth:`state_dict` returned.
 
         Raises:
-            CheckpointError: ``state`` has another form. Nothing has changed.
+            CheckpointError: ``state`` is damaged. This object has not changed.
         """
         try:
             residual, decay, count = state["residual"], float(state["decay"]), int(state["count"])
@@ -100,26 +99,27 @@ class ErrorFeedback:
 
 
 def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFeedback | None = None) -> Encoded:
-    """Return an update in a format that is 2 to 100 times smaller. A server takes the result without decoding it first.
+    """Return an update in a format that is 2 to 100 times smaller than fp32. A server reads the format directly.
 
-    =============== ============================================= ================= ========
-    format          what is sent                                  bytes a parameter unbiased
-    =============== ============================================= ================= ========
-    ``bf16``        numbers of 16 bits                            2                 yes
-    ``int8``        codes, and a scale for every 256 elements     1.016             yes
-    ``int4``        the same in four bits                         0.516             yes
-    ``int8-tensor`` codes, and a scale for each array: max|x|/127 1                 no
-    ``sign``        signs, and for every 256 their mean magnitude 0.141             no
-    :class:`TopK`   places and values of the largest              4.25 to 8 a value no
-    =============== ============================================= ================= ========
+    =============== ============================================== ================= ========
+    format          what is sent                                   bytes a parameter unbiased
+    =============== ============================================== ================= ========
+    ``bf16``        numbers of 16 bits                             2                 yes
+    ``int8``        8-bit codes, and a scale for 256 elements      1.016             yes
+    ``int4``        4-bit codes, and a scale for 256 elements      0.516             yes
+    ``int8-tensor`` 8-bit codes, and each array's scale max|x|/127 1                 no
+    ``sign``        signs, and the mean magnitude of 256 elements  0.141             no
+    :class:`TopK`   indices and values of the largest magnitudes   4.25 to 8 a value no
+    =============== ============================================== ================= ========
 
     Args:
-        delta: the update, fp32, fp16 or bf16: a 1-D array, or arrays by name or in a list, torch's or NumPy's. Running
-            statistics and counters in it are left out.
+        delta: the update, fp32, fp16 or bf16: a 1-D array, a list of arrays, or a mapping from names to arrays, of
+            torch or NumPy. Running statistics and counters are left out.
         format: one of the formats above.
         seed: the seed of the rounding, 0..2^64-1. Updates with the same seed are rounded with the same random numbers,
-            so give each update its own, such as the task's id. With ``feedback`` one seed for each client is enough.
-        feedback: adds the part that this client has not sent yet, and keeps the part that is not sent now.
+            so give each update its own seed, such as the task's id. With ``feedback``, give each client its own seed.
+        feedback: this client's error feedback. It adds what earlier updates did not send, and keeps what this update
+            does not send. None: the update is sent without error feedback.
 
     Returns:
         :class:`fastagg.Encoded`.

@@ -1,7 +1,7 @@
-"""Adapters from other frameworks to fastagg. Each imports its framework; no other part of the package does.
+"""Adapters that run fastagg in other frameworks. Only an adapter imports its framework.
 
-This module looks up the presets and functions that configuration files name, and the number of a client that they list.
-It also checks that a framework is installed and new enough.
+This module is for adapters. It finds the presets and functions that a configuration file names, and a client's id for
+the server. It also checks that a framework is installed and new enough.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["Best", "Stop", "preset", "require"]
 
 
 def require(package: str, least: str, extra: str) -> None:
-    """Whether ``package`` is installed and new enough.
+    """Check that ``package`` is installed, in version ``least`` or newer. ``extra``: fastagg's extra that installs it.
 
     Raises:
-        MissingDependency: it is not. The message says what to install.
+        MissingDependency: the package is missing or too old. The message says what to install.
     """
     advice = f"fastagg's {extra} integration needs {package} {least} or newer: pip install 'fastagg[{extra}]'"
     try:
@@ -38,8 +38,8 @@ def require(package: str, least: str, extra: str) -> None:
 
 
 def preset(name: object, setting: str = "algorithm") -> Callable[..., Server]:
-    """Return the preset with this ``name``, or your own function ``"module:function"``, for configuration files. The
-    function makes a server of a model and the settings. ``setting``: the key that has the name, for the error.
+    """Return the preset with this ``name``, or your own function ``"module:function"``, for a configuration file. The
+    function gets a model and settings, and returns a server. ``setting``: the name's key in the file, for errors.
 
     Raises:
         ConfigError: there is no such preset or function.
@@ -55,7 +55,7 @@ def preset(name: object, setting: str = "algorithm") -> Callable[..., Server]:
 
 
 def imported(setting: str, name: str) -> Any:
-    """Return the object that ``module:function`` names.
+    """Return the object that ``name`` (``module:function``) names. ``setting``: the name's key, for errors.
 
     Raises:
         ConfigError: there is no such function.
@@ -68,7 +68,8 @@ def imported(setting: str, name: str) -> Any:
 
 
 def check_names(names: Iterable[str], known: Iterable[str], refused: Mapping[str, str]) -> None:
-    """Check the names of an adapter's settings. ``refused``: those without an effect here, and what to write."""
+    """Raise ConfigError for a name that is in ``refused`` or not in ``known``. ``refused`` has, by name, the reason why
+    a setting would have no effect."""
     for name in names:
         if name in refused:
             raise ConfigError(f"{name}: {refused[name]}")
@@ -77,7 +78,7 @@ def check_names(names: Iterable[str], known: Iterable[str], refused: Mapping[str
 
 
 def resolved(settings: Mapping[str, object] | None) -> Plain:
-    """Return a preset's settings. ``distill: "module:function"`` is replaced by the function's result (FedEcho)."""
+    """Return a preset's settings. For FedEcho, ``distill: "module:function"`` is replaced by the function's result."""
     plain = dict(settings or {})
     name = plain.get("distill")
     if isinstance(name, str):
@@ -88,10 +89,8 @@ def resolved(settings: Mapping[str, object] | None) -> Plain:
 
 
 def number_of(server: Server, client: int | str, names: Sequence[int | str] | None, setting: str) -> int | str:
-    """A client's id: its name, or its place in ``names``, if the rule keeps a row for each client.
-
-    Args:
-        setting: what gave ``names``, for the error.
+    """Return a client's id for the server: the client's name, or, if the rule keeps a row for each client, the index of
+    the name in ``names``. ``setting``: the setting that holds ``names``, for errors.
     """
     if server.num_clients is None:
         return client

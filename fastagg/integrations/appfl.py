@@ -1,9 +1,8 @@
 # ruff: noqa: E402 - `require` is called before APPFL is imported
-"""Aggregators that replace APPFL's FedAsync, FedBuff and FedAvg. YAML names an aggregator, and APPFL's schedulers call
-it.
+"""Aggregators that replace APPFL's FedAsync, FedBuff and FedAvg. APPFL's schedulers call an aggregator.
 
-APPFL does not report from which version an upload was trained. The aggregator assumes the model that it last sent to
-this client. If the client's metadata has a ``version``, the aggregator compares it.
+APPFL does not report the version from which an upload was trained. The aggregator assumes that the client trained the
+last model that it was sent. An upload is refused if the client's metadata has another ``version`` than this model.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from appfl.algorithm.aggregator import BaseAggregator
 from appfl.algorithm.scheduler import AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler
 from appfl.misc.utils import create_instance_from_file
 
-_REFUSED = {  # settings of APPFL's own aggregators or of a run that would have no effect here, and why
+_REFUSED = {  # settings of APPFL's aggregators or of fastagg's runs that would have no effect here, with the reasons
     "K": "a setting of APPFL's own aggregators; in settings it is buffer_size",
     "use_secure_agg": "only APPFL's own FedAvg reads masked updates",
     "stop": "APPFL sets the number of updates of a run, num_global_epochs",
@@ -52,7 +51,7 @@ _KNOWN = (
     "save_every", "gradient_based", *_RUN,
 )  # fmt: skip
 _SCHEDULERS = (AsyncScheduler, CompassScheduler, QueueScheduler, SyncScheduler)
-_NO_METRICS = ("round", "version")  # numbers in a client's metadata that are not metrics
+_NO_METRICS = ("round", "version")  # names of numbers in a client's metadata that are not metrics
 Key = str | int | tuple[str, int]  # a client's name, or ("unnamed", number) if APPFL did not name the client
 
 
@@ -63,19 +62,19 @@ class Aggregator(BaseAggregator):
 
     - ``algorithm``: a preset's name (FADAS, FedBuff, FedAsync, ACE, ...). ``settings``: the preset's keyword arguments.
       Clients count equally, as in APPFL, unless ``settings`` has ``weighting: samples``.
-    - ``num_clients``: how many clients get the initial model (APPFL does not name them). Or ``client_ids``: names of
-      all clients, for rules that keep an update of each (ACE, ACED, CA2FL).
-    - ``model_path``, ``model_name``, ``model_kwargs``: where the model is, as in ``model_configs``. APPFL does not pass
-      the model to an aggregator from a file. Without a model the first upload is the first model and not an update.
-    - ``checkpoint``, ``save_every``: a file to continue from, and the number of versions after which it is written (1).
-      When the aggregator or the program ends, the last version is written, too.
-    - ``gradient_based``: clients upload the model that they were sent minus the trained model, as with APPFL's
-      ``send_gradient: true``. The server then keeps no version for them.
+    - ``num_clients``: the number of clients that get the initial model, because APPFL does not name these clients.
+    - ``client_ids``: the names of all clients, for rules that keep an update of each client (ACE, ACED, CA2FL).
+    - ``model_path``, ``model_name``, ``model_kwargs``: where the model is, as in ``model_configs``. APPFL passes no
+      model to an aggregator that it loads from a file. Without a model the first upload is the model, not an update.
+    - ``checkpoint``, ``save_every``: a file to continue from, and the number of versions between two writes (1). The
+      last version is also written when the aggregator or the program ends.
+    - ``gradient_based``: whether clients upload the model that they were sent minus the trained model, as with APPFL's
+      ``send_gradient: true``. The server then keeps no older models.
     - ``trackers``, ``best``, ``max_failures``, ``max_in_a_row``, ``max_seconds``: see
       :class:`fastagg.integrations.goals.Settings`. Numbers in the clients' metadata are metrics with names
       such as ``clients/pre_val_accuracy``.
 
-    A refused upload changes nothing. The log says why, and the client gets the current model. When every client is
+    A refused upload changes nothing. The log says why, and the client gets the current model. When each client was
     refused too often, ``RunFailed`` ends the run. APPFL passes ``model``, ``aggregator_configs`` and ``logger``.
 
     Raises:
@@ -97,16 +96,16 @@ class Aggregator(BaseAggregator):
         self.client_sample_size: dict[str | int, float] = {}
         self._ids = list(self.config["client_ids"]) if self.config.get("client_ids") else None
         self._server: fastagg.Server | None = None
-        self.book: Book[Key, str | int | None]  # each client's last task
+        self.book: Book[Key, str | int | None]  # the last task of each client
         self._begun, self._is_unclear, self._is_counted, self._unnamed_count = False, False, False, 0
-        self._last: dict[str | int, tuple[int, ...]] = {}  # checksums of each client's last upload, by array
+        self._last: dict[str | int, tuple[int, ...]] = {}  # by client: the checksums of the last upload's arrays
         self._lock = threading.RLock()
         rule = Rule(APPFL, self.config.get("algorithm"), self.config.get("settings"), rounds=self.synchronous)
         run = Settings(**{key: self.config[key] for key in _RUN if key in self.config}, retry_after=0.0)
         path, every = self.config.get("checkpoint"), self.config.get("save_every", 1)
-        # The run must not refer to the aggregator: the last version is saved when the aggregator is garbage.
+        # The run saves the last version when the aggregator is garbage-collected, so it must not refer to the latter.
         self.run = AdapterRun(rule, run, path, every, log=self.logger.info, warn=self.logger.warning)
-        folder = Path(getattr(self.logger, "log_filepath", "-")).parent  # APPFL's logging_output_dirname, or here
+        folder = Path(getattr(self.logger, "log_filepath", "-")).parent  # the folder of APPFL's log, or the current one
         self.run.place(App("APPFL server", "", folder))
         if model is None and "model_path" in self.config:
             named = self.config["model_path"], self.config.get("model_name")
@@ -116,7 +115,7 @@ class Aggregator(BaseAggregator):
 
     @property
     def server(self) -> fastagg.Server:
-        """The fastagg server. ConfigError: there is no model yet, and so no server."""
+        """The fastagg server. Raises ConfigError if there is no server yet, because there is no model."""
         if self._server is None:
             raise ConfigError(
                 "there is no model yet: name aggregator_kwargs.model_path, or let a client upload one first"
@@ -124,19 +123,19 @@ class Aggregator(BaseAggregator):
         return self._server
 
     def get_parameters(self, client_id: str | int | None = None, **_: object) -> dict[str, Arrays]:
-        """The model for ``client_id``, or for any client. Do not write to it.
+        """Return the model for ``client_id``, or for a client without a name. Do not write to the model.
 
         Raises:
             ConfigError: the caller is one of APPFL's schedulers that this aggregator cannot serve.
         """
-        scheduler = sys._getframe(1).f_locals.get("self", self)  # APPFL does not pass its scheduler
+        scheduler = sys._getframe(1).f_locals.get("self", self)  # the caller is APPFL's scheduler
         self._check(scheduler)
         with self._lock:
             begins, self._begun = not self._begun, True
             if begins and self._ids is not None:
                 for name in self._ids:
                     self._send(name)
-            elif begins and self.server.num_clients is None:  # one call may get the initial model for all clients
+            elif begins and self.server.num_clients is None:  # one call may fetch the initial model for all clients
                 total = getattr(scheduler, "scheduler_configs", {}).get("num_clients")
                 number = int(self.config.get("num_clients") or total or 0)
                 self._is_counted = number > 0
@@ -149,7 +148,7 @@ class Aggregator(BaseAggregator):
             return dict(self.server.parameters())
 
     def _send_unnamed(self, count: int) -> None:
-        """Note that ``count`` clients without a name got the model. The next unknown clients are taken for these."""
+        """Note that ``count`` clients without a name got the model. The next new names are taken for these clients."""
         if any(task.holder is None and task.task.version != self.server.version for task in self.book):
             self.run.log("fastagg: a model went out again without saying to whom: new clients need one by name")
             self.book.end(self._unnamed())
@@ -159,7 +158,7 @@ class Aggregator(BaseAggregator):
             self._put(("unnamed", self._unnamed_count), None, f"unnamed {self._unnamed_count}")
 
     def aggregate(self, client_id: str | int = "", local_model: Arrays = None, **meta: object) -> dict[str, Arrays]:
-        """Take one client's upload. Return the model that it continues from."""
+        """Take one client's upload. Return the model from which the client continues."""
         if not isinstance(local_model, Mapping):
             self._check(None)
         with self._lock:
@@ -181,7 +180,7 @@ class Aggregator(BaseAggregator):
         run, settings = self.run, self.run.rule.settings
         plain = run.rule.build(model)
         self._mixes = isinstance(plain.direction, fastagg.Mixing) and not settings.get("normalize")
-        # FedAsync's mixing is a step along the upload minus the current model, so older models need not be kept.
+        # FedAsync mixes by a step along the upload minus the current model. So older models need not be kept.
         if self._mixes:
             rest = {key: value for key, value in settings.items() if key not in ("alpha", "policy", "a", "b")}
             plain = fastagg.Server(model, fastagg.Single(), plain.optimizer, plain.staleness, **rest)
@@ -189,14 +188,14 @@ class Aggregator(BaseAggregator):
         self._needs_models = not (self._mixes or self.config.get("gradient_based")) or run.settings.best is not None
         self._server, self.session, self.book = run.server, run.session, run.session.book
         self.session.window = Window()
-        weakref.finalize(self, run.save_last)  # APPFL does not say when a run ends
+        weakref.finalize(self, run.save_last)  # APPFL does not tell an aggregator when a run ends
         self.session.stepped()
 
     def _send(self, client: str | int) -> dict[str, Arrays]:
         number = number_of(self.server, client, self._ids, "aggregator_kwargs.client_ids")
         self.book.end([client])  # the client will not answer its last task
         task = self._put(client, client, number)
-        # All clients that got the initial model without a name are known by now.
+        # Once all clients that got the initial model without a name are known, the tasks without a name are not needed.
         if self._is_counted and len(self.book.known) >= self._unnamed_count:
             self.book.end(self._unnamed())
         return dict(task.views)
@@ -248,10 +247,10 @@ class Aggregator(BaseAggregator):
         elif self._mixes:
             upload, kind = self.server.layout.difference(upload, self.server.flat), "delta"
         read = replies.answer(self.server, task, upload, stated, kind=kind, samples=weight)
-        return read._replace(still=self.synchronous)  # else a second sum would need the memory of another model
+        return read._replace(still=self.synchronous)  # still=True saves the memory of a second sum
 
     def _turned(self, upload: Arrays) -> dict[str, Arrays]:
-        """Return APPFL's "gradient" as an update. Parameters change their sign. Statistics are the client's values."""
+        """Return APPFL's "gradient" as a delta: negate the parameters, and keep the client's running statistics."""
         trained = {entry.name for entry in self.server.layout.entries if entry.role == "parameter"}
         return {name: -as_tensor(value) if name in trained else value for name, value in upload.items()}
 
@@ -259,13 +258,13 @@ class Aggregator(BaseAggregator):
 class SyncAggregator(Aggregator):
     """Any synchronous fastagg preset for APPFL's ``SyncScheduler``, which passes all uploads of a round at once.
 
-    All uploads start from the current model, because no client continues before the round ends.
+    All uploads were trained from the current model, because no client continues before the round ends.
     """
 
     synchronous, scheduler = True, SyncScheduler
 
     def get_parameters(self, client_id: str | int | None = None, **_: object) -> dict[str, Arrays]:
-        """The current model."""
+        """Return the current model."""
         self._check(sys._getframe(1).f_locals.get("self", self))
         return dict(self.server.parameters())
 
@@ -280,8 +279,8 @@ class SyncAggregator(Aggregator):
                 self._start(next(iter(local_models.values())))
                 self.run.log("fastagg: the first upload is the model to start from")
                 return dict(self.server.parameters())
-            self._last.clear()  # a round has each client once, so repeated uploads need no check
-            for client in local_models:  # before any upload is taken: a rule may step in the middle of the round
+            self._last.clear()  # no need to look for repeated uploads: a round has one upload of each client
+            for client in local_models:  # first open all tasks, because taking an upload may change the model
                 self._send(client)
             for client, upload in local_models.items():
                 self._take(client, upload, {})
@@ -294,7 +293,8 @@ class SyncAggregator(Aggregator):
 
 
 def _asker() -> str | int | None:
-    """Return the client whose request APPFL's communicator serves. The communicator does not pass it on."""
+    """Return the client whose request APPFL's communicator serves, from the communicator's local variables. The
+    communicator does not pass the client's name to the aggregator."""
     frame = sys._getframe(2)
     while frame.f_back is not None and not frame.f_globals.get("__name__", "").startswith("appfl.comm."):
         frame = frame.f_back
@@ -303,13 +303,13 @@ def _asker() -> str | int | None:
 
 
 def _checksums(upload: Mapping[str, Arrays]) -> tuple[int, ...]:
-    """Return a checksum of each array's bytes. If an array changes, its checksum stays with a probability of 2^-32."""
+    """Return a CRC-32C of each array's bytes. A changed array has the same checksum with a probability of 2^-32."""
     vectors = [as_tensor(value).detach().cpu().reshape(-1).contiguous() for value in upload.values()]
     return tuple(raw.crc32c([vector.view(torch.uint8).numpy()]) for vector in vectors)
 
 
 def _without_model(task: Dispatch, server: fastagg.Server) -> Dispatch:
-    """Return a copy of a task with its version and statistics, but without its model. Only the client keeps that."""
+    """Return a copy of a task without the model's parameters, so that the server need not keep them."""
     flat, *statistics = task.state_dict()["model"]
     return Dispatch.from_state({**task.state_dict(), "model": (flat[:0].clone(), *statistics)}, server.layout)
 

@@ -1,4 +1,4 @@
-"""What clients of every framework do alike: a reply is encoded before it is sent."""
+"""Encodes a client's reply before it is sent. The encoders for Flower and FLARE call this module on the clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from fastagg.storage.pieces import as_tensor
 
 
 def format_of(name: Format | TopK | str, **topk: Any) -> tuple[Format | TopK, ErrorFeedback | None]:
-    """Return the format with this name, or ``topk`` with its settings, and what keeps what it leaves out.
+    """Return the format with this name, and a new :class:`fastagg.ErrorFeedback` if the format is biased, or None.
+
+    Args:
+        topk: the settings of :class:`fastagg.TopK`, if ``name`` is ``topk``.
 
     Raises:
         ConfigError: there is no such format, or a setting is out of range.
@@ -33,14 +36,15 @@ def encoded(
     arrays: Mapping[str, Arrays], kind: str, sent: Mapping[str, Arrays], format: Format | TopK, *, seed: int,
     feedback: ErrorFeedback | None,
 ) -> Encoded:  # fmt: skip
-    """Return a reply as it is sent: of a ``model`` the difference from ``sent``, in that one's order.
+    """Return an encoded reply with arrays in the order of ``sent``. A model is encoded as its difference from ``sent``.
 
     Args:
-        kind: of :data:`fastagg.integrations.replies.KINDS`.
-        seed, feedback: as :func:`fastagg.encode` takes them.
+        kind: the reply's kind, one of :data:`fastagg.integrations.replies.KINDS`.
+        sent: the model that the client was sent.
+        seed, feedback: as in :func:`fastagg.encode`.
 
     Raises:
-        ConfigError: the kind cannot be encoded, or the model has running statistics, which nothing encoded holds.
+        ConfigError: the kind cannot be encoded, or the model has running statistics, which no format can hold.
         ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the reply does not fit the model. ``feedback`` has not changed.
     """
     start = {name: as_tensor(array) for name, array in sent.items()}

@@ -1,5 +1,4 @@
-"""Evaluation of versions on the server, in order and in a thread, while updates are received. Means of the clients'
-evaluations.
+"""Evaluates versions on the server in order, in a thread while updates are received. Also averages clients' metrics.
 
 A :class:`~fastagg.integrations.session.Session` calls this module from one thread.
 """
@@ -16,14 +15,14 @@ from fastagg.server.dispatch import Dispatch
 from fastagg.trackers import numeric
 
 Metrics = Mapping[str, object] | None
-# The most models that may wait for their evaluation to begin. If there are that many, `add` first waits until the
-# running evaluation ends.
+# The most models that may wait for their evaluation. If so many models wait already, `add` waits until the running
+# evaluation has ended.
 _WAITING = 2
-Result = tuple[Metrics, str | None]  # an evaluation's metrics, and the reason why the run ends. None: it goes on.
+Result = tuple[Metrics, str | None]  # an evaluation's metrics, and the reason why the run must end, or None
 
 
 def ended(error: StopIteration, version: int) -> Result:
-    """Return the metrics, if any, and the reason that a StopIteration of the evaluation of ``version`` holds."""
+    """Return the metrics (or None) and the reason that ``error`` holds. The evaluation of ``version`` raised it."""
     reason = f"the evaluation of version {version} said so"
     if isinstance(error.value, Mapping):
         return error.value, reason
@@ -31,11 +30,11 @@ def ended(error: StopIteration, version: int) -> Result:
 
 
 class Evaluation:
-    """Versions in order, with the metrics that ``evaluate(version, model)`` returns for those that are due.
+    """Evaluates the versions that are due, and returns all versions in order with their metrics.
 
     Args:
-        evaluate: a function that returns metrics or None. If there is no function, no version is due.
-        aside: evaluate in a thread while the caller continues. Otherwise the caller waits.
+        evaluate: ``evaluate(version, model)`` returns metrics or None. If ``evaluate`` is None, no version is due.
+        aside: whether versions are evaluated in a thread. If False, :meth:`add` evaluates, and its caller waits.
     """
 
     def __init__(self, evaluate: Callable[[int, Arrays], Metrics] | None, aside: bool) -> None:
@@ -50,17 +49,16 @@ class Evaluation:
         return [version for version, _, future in list(self._running) if not future.done()]
 
     def knows(self, version: int) -> bool:
-        """Whether ``version`` needs no evaluation, because it was due before or no version ever is."""
+        """Whether ``version`` needs no evaluation: it was due before, or there is no evaluation function."""
         return self._evaluate is None or version <= self._last
 
     def skip(self, version: int) -> None:
-        """Skip ``version``, which was evaluated before a restart."""
+        """Note that ``version`` was evaluated before a restart, and needs no evaluation."""
         self._last = max(self._last, version)
 
     def add(self, version: int, model: Arrays, due: bool) -> None:
-        """Add the next version. If the last version has become due, it may be added again. ``model`` must not change.
-
-        The call waits while too many versions wait.
+        """Add the next version. ``due``: whether to evaluate it. The last version may be added again when it has become
+        due. ``model`` must not change. If too many models wait already, the call waits.
         """
         future: Future[Result] = Future()
         if not due or self.knows(version):
@@ -72,15 +70,15 @@ class Evaluation:
             else:
                 waiting = [future for *_, future in self._running if not future.done()]
                 if len(waiting) > _WAITING:
-                    waiting[0].exception()  # waits for its end, and raises nothing: finished() raises the error
+                    waiting[0].exception()  # waits until this evaluation has ended. finished() raises its error.
                 future = self._pool.submit(self._once, version, model)
-        if self._running and self._running[-1][0] == version:  # the entry of the same version, which was not due
+        if self._running and self._running[-1][0] == version:  # replace this version's entry, which was not due
             self._running.pop()
         self._running.append((version, model, future))
 
     def finished(self, wait: bool = False) -> list[tuple[int, Arrays, Metrics, str | None]]:
-        """Return finished versions, or with ``wait`` all versions. Each has its number, model, metrics, and the reason
-        why the run ends, or None.
+        """Return and remove the oldest versions, up to the first whose evaluation has not ended. If ``wait`` is true,
+        wait for all. Each item has the number, the model, the metrics, and the reason why the run ends or None.
 
         Raises:
             Exception: the error of ``evaluate``.
@@ -106,18 +104,18 @@ class Evaluation:
 
 
 class Window:
-    """Collects as many replies as there are clients, so that no single client's data decides the mean.
+    """Averages the metrics of as many replies as there are clients.
 
-    Each client evaluates the version that it was sent. The mean is assigned to the newest of these versions.
+    Each client evaluates the version that it was sent. The means are assigned to the newest of these versions.
     """
 
     def __init__(self) -> None:
-        self._newest: Dispatch | None = None  # the newest task among the replies, which has its model
+        self._newest: Dispatch | None = None  # the task with the newest version among the replies' tasks
         self._count = 0
         self._values: defaultdict[str, list[float]] = defaultdict(list)
 
     def add(self, task: Dispatch, metrics: Mapping[str, object] | None) -> None:
-        """Add a reply. Metrics that are not finite numbers are left out."""
+        """Add a reply to ``task``. Metrics that are not finite numbers are left out."""
         self._count += 1
         if self._newest is None or task.version > self._newest.version:
             self._newest = task
@@ -126,8 +124,8 @@ class Window:
                 self._values[name].append(value)
 
     def end(self, clients: int) -> tuple[Dispatch, dict[str, float]] | None:
-        """If there are ``clients`` replies, return the newest task among them and the mean of each metric over the
-        replies that have it, and begin anew. None: there are fewer replies."""
+        """If there are at least ``clients`` replies, remove them and return their newest task and the metrics' means. A
+        metric's mean is over the replies that have the metric. None: there are fewer replies."""
         newest, values = self._newest, self._values
         if newest is None or self._count < clients:
             return None

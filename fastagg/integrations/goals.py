@@ -1,6 +1,7 @@
-"""A run's settings: when the run ends before its limit, which model is the best, and how long failing clients pause.
+"""A run's settings: when a run ends before its limit, which model is the best, and how long failing clients pause.
 
-Users write :class:`Stop` and :class:`Best`. Adapters build :class:`Settings`. All three refuse values out of range.
+Users write :class:`Stop` and :class:`Best`, and adapters make :class:`Settings`. All three refuse values out of range.
+Adapters count failures with :class:`Failures`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fastagg._types import Arrays, State
 from fastagg.errors import ConfigError, RunFailed
 from fastagg.trackers import AnyTrackers
 
-_LONGEST = 300.0  # the longest pause of a client that keeps failing, in seconds
+_LONGEST = 300.0  # the longest pause of a failing client in seconds, unless its first pause is longer
 Goal = TypeVar("Goal")
 Mode = Literal["max", "min"]
 # If a metric's name has one of these words, smaller values are better.
@@ -29,15 +30,16 @@ LESS = frozenset(("loss", "error", "perplexity", "ppl", "mse", "rmse", "mae", "n
 
 @dataclass(frozen=True)
 class Stop:
-    """When to end a run, with its result.
+    """When to end a run before its limit. The run then returns its result as usual.
 
     Args:
         metric: the watched metric. ``accuracy`` is from the server's evaluation, ``train/loss`` from clients' training,
             ``clients/accuracy`` from clients' evaluation.
-        target: end when the metric reaches this value.
-        patience: end after this many evaluations without a better value.
-        seconds: end after this many seconds.
-        mode: whether ``max`` or ``min`` is better. The default depends on the metric's name.
+        target: the run ends when the metric reaches this value.
+        patience: the run ends after this many evaluations in a row without a better value.
+        seconds: the run ends after this many seconds.
+        mode: ``max`` if larger values are better, ``min`` if smaller ones are. None: ``min`` if the metric's name has a
+            word such as loss or error, otherwise ``max``.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -57,10 +59,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class Best:
-    """A file with the best model so far. Read it with ``torch.load``.
+    """A file with the best model so far. ``torch.load`` reads the file.
 
     Args:
-        file: the file's path. The file is replaced as a whole.
+        file: the file's path. Each better model replaces the file as a whole.
         metric, mode: as in :class:`Stop`.
     """
 
@@ -74,20 +76,20 @@ class Best:
 
 
 class Watch:
-    """The best value of one metric so far, and the number of values since then."""
+    """The best value of one metric so far, and the number of values that came after it."""
 
     def __init__(self, metric: str, mode: str | None) -> None:
         words = {word.lower() for word in re.findall(r"[A-Z]*[a-z0-9]+|[A-Z]+", metric)}
         self.metric, self.sign = metric, 1.0 if (mode or ("min" if LESS & words else "max")) == "max" else -1.0
         self.best: float | None = None
-        self.version: int | None = None  # version of the best value
+        self.version: int | None = None  # the version that has the best value
         self.since = 0
 
     def see(self, version: int, metrics: Mapping[str, float]) -> bool:
-        """Look at a row of metrics. Return whether its value is the best so far.
+        """Note the metrics of ``version``. Return whether the watched metric has its best value so far.
 
         Raises:
-            ConfigError: the row has metrics of the same kind (``clients/...``), but not the watched metric.
+            ConfigError: there are metrics with the watched metric's prefix (such as ``clients/``), but not this metric.
         """
         if self.metric not in metrics:
             kind = self.metric.rpartition("/")[0]
@@ -96,7 +98,7 @@ class Watch:
                 raise ConfigError(f"metric: expected one of {names}, got {self.metric!r}")
             return False
         value = metrics[self.metric]
-        # A NaN is never the best value. If an older checkpoint has a NaN as the best value, there is none yet.
+        # A NaN is never the best value. Older checkpoints may hold NaN as the best value, which then counts as none.
         first = self.best is None or math.isnan(self.best)
         if not math.isnan(value) and (first or self.sign * value > self.sign * self.best):  # type: ignore[operator]
             self.best, self.version, self.since = value, version, 0
@@ -115,7 +117,7 @@ class Watch:
 
 
 def _made(kind: type[Goal], name: str, value: object) -> Goal | None:
-    """Return ``value`` if it is a goal or None. If it is a goal's settings as plain data, make the goal."""
+    """Return a goal or None unchanged. If ``value`` is a mapping of a goal's settings, return a goal with them."""
     if value is None or isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
@@ -126,28 +128,28 @@ def _made(kind: type[Goal], name: str, value: object) -> Goal | None:
 
 @dataclass
 class Settings:
-    """Settings of a run, the same in every framework. A configuration file can hold them as plain data.
+    """Settings of a run. They are the same in every framework, and a configuration file can hold them as plain data.
 
     A client that fails gets no task for ``retry_after`` seconds. The pause doubles with each failure in a row, up to
-    300 s. After ``max_failures`` in a row the client gets no task any more. The run ends with
-    :class:`fastagg.RunFailed`, which holds the last cause, when all present clients are excluded in this way, after
-    ``max_in_a_row`` failures of any clients without an update in between, or after ``max_seconds`` without an update.
+    300 s. After ``max_failures`` failures in a row the client gets no more tasks. The run ends with
+    :class:`fastagg.RunFailed`, which names the last failure, in three cases: no present client gets tasks any more,
+    clients failed ``max_in_a_row`` times without an update in between, or ``max_seconds`` passed without an update.
 
     Args:
-        max_failures: the most failures in a row of one client. None: no limit.
-        max_in_a_row: the most failures in a row of all clients, and the most rounds in a row that are too small for
-            their rule. None: no limit.
+        max_failures: after this many failures in a row a client gets no more tasks. None: no limit.
+        max_in_a_row: the run ends after this many failures in a row of any clients, and after this many rounds in a row
+            that were too small for their rule. None: no limit.
         retry_after: seconds of the first pause.
-        max_seconds: the most seconds without an update. None: no limit.
-        stop: a :class:`Stop`, or its settings: when to end the run before its limit.
-        best: a file for the best model, or a :class:`Best`.
+        max_seconds: the run ends after this many seconds without an update. None: no limit.
+        stop: a :class:`Stop` or its settings as a dict.
+        best: a path for the best model, a :class:`Best`, or its settings as a dict.
         on_version: called as ``on_version(version, metrics, model)`` when the metrics of a version are known. The model
-            is the server's own, in the form of ``params``, and never changes. Do not write to it.
+            is the server's memory, in the form of ``params``, and never changes. Do not write to the model.
         trackers: see :mod:`fastagg.trackers`.
-        evaluate_every: versions between two evaluations.
-        evaluate_aside: evaluate in a thread while replies are received. Otherwise the run waits for each evaluation.
+        evaluate_every: evaluate each version whose number is a multiple of this.
+        evaluate_aside: whether an evaluation runs in a thread while replies are received. If False, they wait.
 
-    ``StopIteration`` from an evaluation or from ``on_version`` ends the run with its result.
+    If an evaluation or ``on_version`` raises ``StopIteration``, the run ends and returns its result.
 
     Raises:
         ConfigError: a setting is refused.
@@ -167,22 +169,22 @@ class Settings:
     def __post_init__(self) -> None:
         _checks.fields(self)
         self.stop = _made(Stop, "stop", self.stop)
-        if isinstance(self.best, (str, os.PathLike)):  # the metric of `stop`, if there is one
+        if isinstance(self.best, (str, os.PathLike)):  # a path alone: take the metric of `stop`, if there is one
             self.best = Best(self.best, *(self.stop.metric, self.stop.mode) if self.stop else ())
         self.best = _made(Best, "best", self.best)
 
 
 class Failures:
-    """Counts failures by client, and ends the run after too many. ``clock`` returns seconds."""
+    """Counts clients' failures, and raises RunFailed after too many. ``clock`` returns seconds."""
 
     def __init__(self, limits: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self._clock, self._since, self._last = limits, clock, clock(), ""
-        self._failed: Counter[Hashable] = Counter()  # each client's failures since its last update
-        self._until = dict[Hashable, float]()  # when each client may get a task again
-        self._row: Counter[str] = Counter()  # causes of failures since the last update of any client
+        self._failed: Counter[Hashable] = Counter()  # by client: the number of failures since the client's last update
+        self._until = dict[Hashable, float]()  # by client: the clock's time at which the client may get a task again
+        self._row: Counter[str] = Counter()  # by cause: the number of failures since the last update of any client
 
     def failed(self, client: Hashable, cause: str) -> float:
-        """Note a failure. Return for how many seconds ``client`` gets no task. Infinity: it gets none any more."""
+        """Note a failure. Return the number of seconds for which ``client`` gets no task. Infinity: no more tasks."""
         self._failed[client] += 1
         self._row[cause] += 1
         self._last = f"client {client}: {cause}"
@@ -208,7 +210,8 @@ class Failures:
         return self._until.get(client) == math.inf
 
     def check(self, clients: Iterable[Hashable]) -> None:
-        """Raise RunFailed if the run cannot continue. ``clients``: the clients that are present."""
+        """Raise RunFailed if no present client gets tasks any more, or no update came for ``max_seconds``. ``clients``:
+        the present clients."""
         present = list(clients)
         if present and all(self.is_out(client) for client in present):
             often = self.limits.max_failures

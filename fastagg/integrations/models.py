@@ -1,4 +1,4 @@
-"""A server's model or state from outside."""
+"""Functions that compare, replace and save a server's model and state. Only adapters call them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fastagg.storage.pieces import as_tensor
 
 
 def holds(server: Server, arrays: Arrays) -> bool:
-    """Whether ``arrays`` equal the server's model, after their conversion to the server's types."""
+    """Whether ``arrays`` equal the server's model. Floating-point numbers are compared in fp32."""
     model, named = _named(server.parameters()), _named(arrays)
     return model.keys() == named.keys() and all(_equal(array, named[name]) for name, array in model.items())
 
 
 def put(server: Server, arrays: Arrays) -> None:
-    """Replace the server's model by ``arrays``. Moments and the version stay. There must be no open task."""
+    """Replace the server's model by ``arrays``. Moments and the version stay. The server must have no open task."""
     model, named = _named(server.parameters()), _named(arrays)
     for name, array in model.items():
         shape = tuple(getattr(named.get(name), "shape", array.shape))
@@ -32,12 +32,14 @@ def put(server: Server, arrays: Arrays) -> None:
 
 
 def drop_round(server: Server) -> None:
-    """Take back the updates that have come since the last step. There must be no open task."""
+    """Undo the updates that have come since the last step. The server must have no open task."""
     state = server.state_dict(copy=False)
     buffers = {**state["buffers"], "sum": None, "most": None, "count": 0, "rows": []}
     tasks, direction = dict(state["tasks"]), {**state["direction"], "versions": [], "total": 0.0, "acc": None}
     direction.pop("held", None)
-    if "participation" in tasks:  # who took part before, did so in the step before at the latest
+    # A client of the undone round is recorded as if it had last taken part in the step before. The client's true last
+    # step is not known, but it is not later.
+    if "participation" in tasks:
         history = tasks["participation"]
         since = history["version"] == state["version"]
         times = history["times"] - history["in_step"] * since
@@ -49,10 +51,10 @@ def drop_round(server: Server) -> None:
 
 
 def resume(server: Server, state: State) -> int:
-    """Continue from a checkpoint's ``state``. Its open tasks end, because their answers cannot come any more.
+    """Load a checkpoint's ``state``. The state's open tasks end, because their answers cannot come any more.
 
     Returns:
-        The number of these tasks.
+        The number of tasks that were open.
     """
     server.load_state_dict(state)
     tasks = checkpoint.open_tasks(state)
@@ -62,7 +64,7 @@ def resume(server: Server, state: State) -> int:
 
 
 def tensors(arrays: Arrays) -> Arrays:
-    """Return a model with torch's tensors, for a file. A list stays a list, and a dict stays a dict."""
+    """Return a model with each array as a torch tensor, for a file. Lists stay lists, and dicts stay dicts."""
     if isinstance(arrays, Mapping):
         return {name: as_tensor(array) for name, array in arrays.items()}
     return [as_tensor(array) for array in arrays] if isinstance(arrays, list) else as_tensor(arrays)

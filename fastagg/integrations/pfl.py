@@ -1,6 +1,7 @@
-"""pfl-research on fastagg: a central optimizer, which pfl's model calls, from one thread.
+"""A central optimizer for pfl-research. pfl's model calls it from one thread.
 
-pfl averages a cohort itself. The rest is one fused step. A mean that is refused changes nothing.
+pfl averages the updates of a cohort. This optimizer applies the mean to the model in one pass over memory. A mean that
+the optimizer refuses changes nothing.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ require("pfl", "0.6.0", "pfl")
 class CentralOptimizer(torch.optim.Optimizer):
     """Any fastagg optimizer as pfl's ``central_optimizer``.
 
-    pfl stores the negated mean difference of the cohort as gradients, and steps. This object holds the moments and the
-    fp32 model. Parameters of another type get its rounded values. A learning-rate scheduler works as usual. Parameters
-    that other code has changed since the last step are the model then, as with torch's optimizers; the moments stay.
+    pfl stores the negated mean difference of the cohort as gradients, and calls :meth:`step`. This object holds the
+    moments and an fp32 copy of the model. Parameters of another type get the copy's rounded values. Learning-rate
+    schedulers work as usual. If other code changes the parameters between two steps, the changed parameters are the
+    model from then on, as with torch's optimizers. The moments stay.
 
     Args:
         module: the model. Parameters that are not trained do not change.
-        optimizer: fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with its settings. Adam and AMSGrad are
-            torch's with betas (0.9, 0.999) and ``bias_correction=True``; without, the log says that they are not.
-        direction: how cohorts' means become a direction, if not each by itself: ``fastagg.Buffer`` or a
-            :class:`fastagg.Direction` of your own, with ``kind="gradient"``. With cohorts of one user each mean is a
-            user's own change. While the direction waits for more, the model stays the same.
+        optimizer: fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with its settings. Adam and AMSGrad equal
+            torch's with betas (0.9, 0.999) and ``bias_correction=True``. Without bias correction the log has a warning.
+        direction: how cohorts' means become a direction: ``fastagg.Buffer`` or a :class:`fastagg.Direction` of your
+            own, with ``kind="gradient"``. While the direction waits for more means, the model stays the same. In
+            cohorts of one user, each mean is the change of one user. None: each mean makes a step.
 
     Raises:
-        FastaggError: the model or a setting is refused, or the mean in ``step`` has NaN. Nothing has changed.
+        FastaggError: the model, a setting or the mean in ``step`` (NaN, infinity) is refused. Nothing has changed.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class CentralOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], object] | None = None) -> None:  # type: ignore[override]
-        """Take a cohort's mean difference; a server step along it, if the direction does not wait for more."""
+        """Take a cohort's mean difference from the gradients. Step, unless the direction waits for more means."""
         self.server.lr = self.param_groups[0]["lr"]
         if not holds(self.server, self._trained):
             put(self.server, {name: p.detach() for name, p in self._trained.items()})
@@ -68,11 +70,11 @@ class CentralOptimizer(torch.optim.Optimizer):
             parameter.copy_(value)
 
     def state_dict(self) -> State:
-        """torch's state_dict, with the server's state."""
+        """Return torch's state_dict with the server's state, which has the moments and the fp32 model."""
         return {**super().state_dict(), "fastagg": self.server.state_dict()}
 
     def load_state_dict(self, state_dict: State) -> None:
-        """Continue from a :meth:`state_dict`."""
+        """Load a state that :meth:`state_dict` returned."""
         state = dict(state_dict)
         self.server.load_state_dict(state.pop("fastagg"))
         super().load_state_dict(state)

@@ -1,4 +1,5 @@
-"""Ray actors that serve the parts of a model, or that are leaves of a server."""
+"""Ray actors for large models and for many clients. :class:`Parts` cuts a model into parts, each with a server in an
+actor. :class:`Leaves` has actors that train clients and send their updates' sums to a server. Users call both."""
 
 from __future__ import annotations
 
@@ -37,24 +38,24 @@ Options = Mapping[str, Any]
 class Parts:
     """A model in parts. Each part has a durable :class:`fastagg.Server` in an actor of its own.
 
-    If an actor dies, Ray starts it again. The actor continues from its folder, and gets the unanswered calls again. An
+    If an actor dies, Ray starts it again. The actor continues from its folder, and Ray repeats the unanswered calls. An
     answer still counts only once: the error of a repeated answer is :class:`fastagg.AlreadyCounted`. Threads may share
-    this object. It may be passed to Ray's tasks and actors. Models are then sent to and from these directly, not
+    this object. If it is passed to Ray's tasks and actors, they exchange models with the parts' actors directly, not
     through the driver.
 
     Args:
         cut: :func:`fastagg.parts` of the model.
-        make: makes the server of a part, for example ``lambda part: fastagg.FADAS(part, lr=0.01)``. The function is
-            sent to the actors.
-        folder: the parts' folders are in this folder: part 2 has ``folder/part-2``. It must be on a disk that all nodes
-            see, or on the node of the actor if ``options`` keeps the actor on that node. Only at the first start of a
-            model may a part's folder be missing.
+        make: ``make(part)`` returns the server of a part, for example ``lambda part: fastagg.FADAS(part, lr=0.01)``.
+            The function is sent to the actors.
+        folder: the folder of the parts' folders, such as ``folder/part-2``. All nodes must see this folder, unless
+            ``options`` keeps each actor on its node. A part's folder may be missing only when all are missing, at the
+            first start of a model.
         options: Ray's options of all actors, or a function that returns the options for a part's number.
         opening: settings of :func:`fastagg.open`, such as ``durability``.
 
     Raises:
         CheckpointError: some actors find the folder of their part, and others do not. Busy: another program serves a
-            part. Other errors: ``make`` or :func:`fastagg.open` refuses.
+            part. Errors of ``make`` and :func:`fastagg.open` are raised, too.
     """
 
     def __init__(
@@ -83,14 +84,14 @@ class Parts:
             raise
 
     def dispatch(self, client: Client, only: Sequence[int] | None = None) -> dict[int, fastagg.Dispatch]:
-        """Open a task of ``client`` for each part, or for the parts ``only``. Return the tasks by part, when they are
-        on the disk.
+        """Open a task of ``client`` for each part, or for the parts in ``only``. Return the tasks by part number. With
+        ``durability="arrival"``, the default, the tasks are then on the disk.
 
         ``parts.cut.join(task.params for task in tasks.values())`` is the model.
 
         Raises:
             RunFailed: Ray cannot start an actor again. Other errors are those of :meth:`fastagg.Server.dispatch`. After
-                an error some parts may have opened a task. The same call then returns that task again.
+                an error some parts may have opened a task. If the call is repeated, these parts return the same task.
         """
         numbers = list(range(len(self.cut)) if only is None else only)
         sent = _all(self._actors[number].run.remote(_dispatch, client) for number in numbers)
@@ -109,7 +110,7 @@ class Parts:
             update: a flat update, an update in the form of the model, or a dict of updates by part number.
 
         Returns:
-            For each part, a copy of the receipt or the error. :class:`RunFailed`: Ray cannot start the actor again.
+            For each part a copy of the receipt or the error. A part whose actor Ray cannot start again has RunFailed.
 
         Raises:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update is refused, and no part has changed.
@@ -135,13 +136,13 @@ class Parts:
         return self._each(lambda server: server.version)
 
     def parameters(self) -> Any:
-        """Return the model: the current version of every part, in the form of the first model."""
+        """Return the model of the current version of every part, in the form of the model that was cut."""
         models = self._each(lambda server: _shared(list(server.current())))
         pairs = zip((part.layout for part in self.cut), map(_state, models), strict=True)
         return self.cut.join(layout.as_given(layout.views(*model)) for layout, model in pairs)
 
     def close(self) -> None:
-        """Close the servers, so that all answers are on the disk, and end the actors."""
+        """Close the servers and end the actors. All answers are then on the disk."""
         try:
             self._each(fastagg.Server.close)
         finally:
@@ -152,7 +153,7 @@ class Parts:
 
 
 class _Part:
-    """The actor of a part. It returns errors of fastagg as results, because Ray would wrap a raised error."""
+    """The actor of a part. Its methods return errors of fastagg as results, because Ray would wrap a raised error."""
 
     def __init__(
         self, part: Part, make: Callable[[Part], fastagg.Server], folder: Path, opening: Mapping[str, Any]
@@ -167,8 +168,8 @@ class _Part:
         return {path.parent.name for path in self._folder.parent.glob("part-*/checkpoint-*")}
 
     def run(self, work: Callable[..., Any], *arguments: Any, start: Part | None = None) -> Any:
-        """Call ``work`` with the server, which is opened first if needed. Return its result or its error of fastagg.
-        ``start``: the part with the first model. If the folder has a state, that is used instead."""
+        """Return ``work(server, *arguments)``, or the error of fastagg that ``work`` raised. Open the server first, if
+        needed. ``start``: the part with the model to start from, if the folder has no state."""
         try:
             with self._lock:
                 self._server = self._server or self._opened(start)
@@ -182,7 +183,7 @@ class _Part:
             raise fastagg.CheckpointError(f"{self._folder}: none on node {where}; the part's past is elsewhere")
         layout, flat = self._part.layout, torch.zeros(self._part.layout.size)
         blank = replace(self._part, arrays=layout.views(flat, *layout.blank(flat.device)))
-        for _ in range(100):  # ten seconds, because the process of a killed actor may still have the folder open
+        for _ in range(100):  # try for ten seconds: the process of a killed actor may still have the folder open
             with contextlib.suppress(fastagg.Busy):
                 return fastagg.open(self._folder, lambda: self._make(start or blank), **self._opening)
             time.sleep(0.1)
@@ -190,12 +191,13 @@ class _Part:
 
 
 class Leaves:
-    """Actors that are leaves. Each leaf trains its own clients, adds their updates, and sends the sum to the root.
+    """Actors that are leaves of a server, the root. Each leaf trains its own clients and sends the root the sum of the
+    clients' updates.
 
-    If an actor dies, Ray starts it again, and it computes its sum again. The root counts the sum once.
+    If an actor dies, Ray starts it again, and the actor computes its sum again. The root counts the sum once.
 
     Args:
-        server: the root, with a rule that adds updates (:meth:`fastagg.Server.receive_partial`).
+        server: the root. Its rule must take sums of updates (:meth:`fastagg.Server.receive_partial`).
         clients: the clients of each leaf, by the leaf's id.
         train: ``train(client, task)`` returns an update and its number of samples. The function is sent to the actors.
         options: Ray's options of the actors.
@@ -207,20 +209,19 @@ class Leaves:
     ) -> None:  # fmt: skip
         self._server, self._working = server, dict[Foreign, tuple[Client, fastagg.Dispatch]]()
         self._counts_clients = answers_per_step(server.direction, server.config()) is not None
-        self._resting: dict[Client, int] = {}  # leaf -> the version whose next step has the leaf's clients already
+        self._resting: dict[Client, int] = {}  # by leaf: the version at which the leaf's last sum counted
         self._stored: tuple[int, Foreign] = -1, None  # the newest version and its model in Ray's store, for all leaves
         settings = {name: getattr(server, name) for name in ("clip_norm", "weighting", "max_samples")}
         actor: Foreign = ray.remote(_Leaf).options(**{**_ACTOR, "max_task_retries": 3, **options})
         whole = Part(server.layout, None, True)
         self._actors = {leaf: actor.remote(whole, settings, [*own], train) for leaf, own in clients.items()}
-        ray.get([leaf.__ray_ready__.remote() for leaf in self._actors.values()])  # all leaves begin at the same time
+        ray.get([leaf.__ray_ready__.remote() for leaf in self._actors.values()])  # so that all leaves begin together
 
     def sums(self) -> Iterator[tuple[Client, Outcome, dict[Client, fastagg.FastaggError]]]:
-        """Pass the leaves' sums to the root as they come, without end, and send each leaf the newest version.
+        """Pass each leaf's sum to the root when it arrives, and send the leaf the newest version, without end.
 
         Yields:
-            Three items: the leaf, the root's receipt or its error for the sum, and the errors of refused updates by
-            client.
+            The leaf, the root's receipt or error for the leaf's sum, and the errors of refused updates by client.
 
         Raises:
             RunFailed: Ray cannot start a leaf again. Errors of ``train`` are raised here, too.
@@ -249,7 +250,7 @@ class Leaves:
                 with contextlib.suppress(fastagg.UnknownClient, fastagg.UnknownVersion):
                     self._server.forget(leaf, task.version)
             if self._counts_clients and isinstance(outcome, fastagg.Receipt):
-                # The leaf's clients are in the step of this version. Before the next version they would train in vain.
+                # The rule limits how often a client counts in a step, so the leaf pauses until the next version.
                 self._resting[leaf] = task.version + outcome.delay
             else:
                 self._send(leaf)
@@ -284,7 +285,7 @@ class _Leaf:
 
 
 def _take_threads() -> None:
-    fastagg.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # Ray sets it to the actor's number of CPUs
+    fastagg.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))  # Ray sets this variable to the actor's CPUs
 
 
 def _got(call: Foreign) -> Any:
@@ -307,14 +308,14 @@ def _end(actors: Iterable[Foreign]) -> None:
 
 
 def _shared(update: Any) -> Any:
-    """Return an update with NumPy arrays, because Ray's store shares them between processes, but copies tensors."""
+    """Return an update with NumPy arrays. Ray's store shares NumPy arrays between processes, and copies tensors."""
     if isinstance(update, Mapping):
         return {name: _shared(array) for name, array in update.items()}
     if isinstance(update, list | tuple):
         return [_shared(array) for array in update]
     if not isinstance(update, torch.Tensor):
         return update
-    # NumPy has no bf16, so such tensors are sent. They are copied, because a view would be sent with its whole storage.
+    # NumPy has no bf16, so a bf16 tensor stays a tensor. It is copied, because Ray sends a view with its whole storage.
     update = update.detach().cpu().resolve_neg()
     return update.clone() if update.dtype is torch.bfloat16 else update.numpy()
 
@@ -327,7 +328,7 @@ def _state(model: Sequence[Any]) -> ModelState:
 def _dispatch(server: fastagg.Server, client: Client) -> tuple[Any, ...]:
     task = server.dispatch(client)
     if server.durability == "arrival":
-        server.flush()  # otherwise, if the actor died before the task is on the disk, the answer would be refused
+        server.flush()  # if the actor died before the task is on the disk, the answer would be refused
     return task.version, task.local_steps, task.incarnation, task.id, _shared(task.model)
 
 

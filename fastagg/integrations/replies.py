@@ -1,6 +1,6 @@
-"""Reads a client's reply from any framework as an answer to its task. The reply states its own kind.
+"""Reads a client's reply in any framework as the answer to a task. Only adapters call this module.
 
-Reading changes nothing. A reply that does not fit raises a named error. Only adapters use this module.
+Reading does not change the server. A reply that does not fit its task raises a named error.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fastagg.storage.encoded import Encoded
 
 
 class LateReply(UnknownVersion):
-    """The server had ended the task (``lease``, ``max_delay``). This does not count as a failure of the client."""
+    """A reply came after the server had ended its task (``lease``, ``max_delay``). It is no failure of the client."""
 
 
 class ClientFailure(FastaggError):
-    """No reply came in time, or an error came in its place, from the client or from the framework."""
+    """A client sent no reply in time, or the client or the framework reported an error in place of a reply."""
 
 
 KINDS = ("model", "difference", "delta", "gradient", "lora", "encoded")
@@ -36,20 +36,20 @@ def answer(
 
     Args:
         arrays: the arrays that the client sent, in the form of the server's model.
-        stated: the reply's config record or meta dict. It may state ``<prefix>kind``, ``<prefix>version`` (from which
-            the client trained) and ``<prefix>scale`` (of ``lora``: ``lora_alpha / rank``).
-        kind: the kind of a reply that states none. ``model``: the trained model. ``difference``: trained minus sent for
-            every array, including BatchNorm's statistics. ``delta``, as for ``Server.receive``: differences of
-            parameters, and new statistics. ``gradient``: for ACE, ACED, ASGD. ``lora``: adapters whose products are the
-            delta (:mod:`fastagg.lora`). ``encoded``: the arrays of a :class:`fastagg.Encoded` delta or gradient,
-            whichever the server's rule takes.
-        samples: the client's number of samples. None: the client does not state it.
+        stated: the reply's config record or meta dict. Three keys are read: ``<prefix>kind``, ``<prefix>version`` (the
+            version from which the client trained) and ``<prefix>scale`` (``lora_alpha / rank``, for ``lora``).
+        kind: the kind of the reply if ``stated`` has none. ``model``: the trained model. ``difference``: the trained
+            minus the sent model, for every array, including BatchNorm's statistics. ``delta``: as for
+            ``Server.receive``, the difference of parameters, and the trained model's statistics. ``gradient``: for ACE,
+            ACED, ASGD. ``lora``: adapters whose products are the delta (:mod:`fastagg.lora`). ``encoded``: the arrays
+            of a :class:`fastagg.Encoded` update, which is a gradient if the rule takes gradients, otherwise a delta.
+        samples: the client's number of samples. None: the reply does not state the number.
         control: FedAC's change of the control variate, flat [d].
         extra: the further arrays that a user's own rule takes, by name.
 
     Raises:
         ConfigError: the kind is not in :data:`KINDS` or not the server's, the version is not an integer, or the scale
-            is not a number. UnknownVersion: the reply and its task have different versions.
+            is not a number. UnknownVersion: the stated version is not the task's.
     """
     version, scale = stated.get(f"{prefix}version"), 1.0
     if f"{prefix}kind" in stated:
@@ -71,13 +71,13 @@ def answer(
         arrays, kind = lora.products(arrays, shapes, scale), "delta"
     elif kind == "model" and (control is not None or extra is not None):
         arrays, kind = task.delta(arrays), "delta"
-    # Only a delta without further arrays is added as fast as a model.
+    # If its norm is not measured, a delta without further arrays is added as fast as a model.
     measures = kind == "gradient" or control is not None or extra is not None
     return Answer.to(task, arrays, samples, kind=kind, control=control, extra=extra, measures=measures)
 
 
 def attempt(read: Callable[..., Answer], *reply: Any) -> Answer | FastaggError:
-    """Return the answer that ``read`` makes of a reply, or the error if the reply is refused."""
+    """Return the answer ``read(*reply)``, or the error of fastagg that ``read`` raised."""
     try:
         return read(*reply)
     except FastaggError as error:
@@ -85,8 +85,8 @@ def attempt(read: Callable[..., Answer], *reply: Any) -> Answer | FastaggError:
 
 
 def judged(outcome: Outcome) -> Outcome:
-    """Return the server's outcome for a task of an adapter. If the server had ended the task, return LateReply, which
-    is no failure."""
+    """Return the outcome of an answer for an adapter: the receipt, LateReply if the server had ended the task, or the
+    error. If the outcome is a MemoryError, raise it."""
     if isinstance(outcome, Receipt):
         return outcome
     if isinstance(outcome, MemoryError):

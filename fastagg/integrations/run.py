@@ -1,10 +1,9 @@
-"""The contract of a run. Only adapters use this module. An adapter passes its rule, files, limits and goals, and need
-not check them.
+"""Makes and checks a run for an adapter: its rule, files, limits and goals. Only adapters call this module.
 
-- Settings are refused when the adapter is made, in the framework's words.
-- Paths are made absolute once, against the app's own folder, logged, and tried before a client trains.
-- A checkpoint names its run. The checkpoint of another run is refused, and the log says if a run is finished.
-- If no answer comes for a minute, the log says what the run waits for.
+- Wrong settings are refused when the adapter is made. The error uses the framework's names of the settings.
+- Relative paths are relative to the app's folder. They are logged and tried before a client trains.
+- A checkpoint names its run. The checkpoint of another run is refused. The log says if a run is finished already.
+- If nothing comes for a minute, the log says what the run waits for.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from fastagg.integrations.session import Session
 from fastagg.server import checkpoint as files
 from fastagg.server.server import Server
 
-MINUTE = 60.0  # seconds between two lines about what a run waits for
+MINUTE = 60.0  # after so many seconds in which nothing came, the log says what a run waits for
 CountOrZero = Annotated[int, _checks.SettingRule(least=0)]
 Share = Annotated[float, _checks.SettingRule(least=0, most=1)]
 
-# The allowed values of adapters' own limits, by the frameworks' names.
+# The allowed values of adapters' own limits, by the name that a framework uses.
 LIMITS: Mapping[str, Any] = {
     **dict.fromkeys(("versions", "save_every", "checkpoint_every", "at_once"), Count),
     **dict.fromkeys(("concurrency", "evaluate_clients_every", "num_clients"), Count | None),
@@ -54,23 +53,19 @@ LIMITS: Mapping[str, Any] = {
 
 
 def check_limits(**limits: object) -> None:
-    """Check an adapter's own settings that have a range.
-
-    Raises:
-        ConfigError: a setting is out of range.
-    """
+    """Raise ConfigError if one of an adapter's own settings is out of range (:data:`LIMITS`)."""
     for name, value in limits.items():
         _checks.fits(name, value, LIMITS[name])
 
 
 class Framework(NamedTuple):
-    """A framework's words and defaults.
+    """An adapter's names and defaults, which follow its framework.
 
     Attributes:
         setting: the argument that names the rule.
         rounds, free: the name of the class that runs rules with rounds, and of the class for rules without rounds.
-        weighting, buffers: how rounds weigh clients, and their running statistics, by default.
-        always: defaults of rules without rounds.
+        weighting, buffers: the defaults of these two settings for presets with rounds.
+        always: the default settings of presets without rounds, and of users' own functions.
     """
 
     setting: str
@@ -87,13 +82,14 @@ APPFL = Framework("algorithm", "SyncAggregator", "Aggregator", "uniform", "mean"
 
 
 class Rule:
-    """The rule of a run: a preset and its settings, or a user's own function. A preset is first tried on a model of one
-    number.
+    """The rule of a run: a preset with its settings, or a user's own function. The constructor checks a preset's
+    settings by making a server of a model with one parameter.
 
     Args:
-        make: a preset's name, ``"module:function"``, a function or a :func:`functools.partial` of one, or a Server.
-        settings: keyword arguments as :func:`fastagg.integrations.resolved` takes them.
-        rounds: whether the framework has rounds. The framework ends a round, which never ends because it is full.
+        make: a preset's name, ``"module:function"``, a function, a :func:`functools.partial` of one, or a Server.
+        settings: keyword arguments of the function. :func:`fastagg.integrations.resolved` reads them.
+        rounds: whether the framework runs rounds. The server then waits for the framework to end a round, however many
+            updates have come.
 
     Attributes:
         preset: the preset's name. Empty: the rule is no preset.
@@ -141,7 +137,7 @@ class Rule:
         return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def _try(self) -> None:
-        # These two settings are left out, because they can be checked only with the model.
+        # These two settings are left out, because they can be checked only against the user's model.
         settings = {name: value for name, value in self.settings.items() if name not in ("buffers", "tied")}
         try:
             if not self.preset:
@@ -155,7 +151,7 @@ class Rule:
             raise ConfigError(f"{self._framework.setting}: expected {expected}: {error}") from None
 
     def build(self, model: Arrays) -> Server:
-        """Make the server of ``model``.
+        """Return the rule's server of ``model``.
 
         Raises:
             FastaggError: a setting or the model is refused, or the rule does not fit the adapter.
@@ -167,7 +163,7 @@ class Rule:
             raise ConfigError(
                 f"{self._framework.setting}: expected a fastagg.Server or a preset, got {type(server).__name__}"
             )
-        own = type(server.direction).__module__.startswith("fastagg.")  # a user's own rule may have rounds or not
+        own = type(server.direction).__module__.startswith("fastagg.")  # a user's own rule fits every adapter
         if own and server.direction.synchronous != self._rounds:
             raise self._unfit()
         return server
@@ -180,7 +176,7 @@ class Rule:
 
 
 class App(NamedTuple):
-    """The framework's app whose run it is. Relative paths are in ``folder``. ``name`` is empty if the app has none."""
+    """The framework's app that a run belongs to. Relative paths are in ``folder``. An app without a name has ``""``."""
 
     kind: str
     name: str
@@ -197,13 +193,14 @@ class AdapterRun:
     Args:
         rule: makes the server.
         settings: the run's settings.
-        checkpoint: a path, or None. If the file exists and ``resume`` is true, the run continues from it.
+        checkpoint: the checkpoint's path. None: no checkpoint is written.
         every: versions between two checkpoints.
-        log, warn: called with a line.
+        resume: whether the run continues from the checkpoint, if the file exists.
+        log, warn: called with each line for the log.
 
     Attributes:
         session, server: made by :meth:`begin`.
-        id: the run's own id, the same after a restart.
+        id: the run's own id. It stays the same after a restart from a checkpoint.
     """
 
     rule: Rule
@@ -225,7 +222,7 @@ class AdapterRun:
         """Make the paths absolute, and check that files can be written there. Only the first call has an effect.
 
         Raises:
-            ConfigError: a folder is missing, or cannot be written to.
+            ConfigError: a file's folder is missing, or cannot be written to.
         """
         if self.app is not None:
             return
@@ -254,14 +251,14 @@ class AdapterRun:
         server: Server | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> State:
-        """Make the server and the session, or continue from the checkpoint. Return the adapter's data that :meth:`save`
-        wrote.
+        """Make the server and the session, and load the checkpoint if there is one. Return the adapter's data in the
+        checkpoint (see :meth:`save`), or an empty dict.
 
         Args:
-            evaluate: ``evaluate(version, model)`` on the server.
-            kinds: the other kinds of metrics of the run: ``"train"``, ``"clients"``, or ``""`` for an evaluation on the
-                server that the framework calls itself.
-            server: used in place of the server that the rule makes of ``model``.
+            evaluate: ``evaluate(version, model)`` returns metrics of a version on the server.
+            kinds: ``"train"`` if clients report training metrics, ``"clients"`` if clients evaluate, and ``""`` if the
+                framework itself evaluates on the server. Goals must have metrics that the run measures.
+            server: the server to use. None: the rule makes the server of ``model``.
 
         Raises:
             CheckpointError: the checkpoint belongs to another run, or is damaged.
@@ -312,7 +309,7 @@ class AdapterRun:
         return state
 
     def is_finished(self, name: str, limit: int | None, version: int) -> None:
-        """If a limit was reached before the run began, warn, and say how to begin anew."""
+        """If the limit ``name`` was reached before the run began, log a warning that says how to begin anew."""
         if limit is not None and version and version >= limit:
             self.warn(
                 f"fastagg: {self.file or 'this run'} is finished: {version} of {name}={limit}, and nothing is trained. "
@@ -324,7 +321,7 @@ class AdapterRun:
         return self.server.version >= self.saved + self.every
 
     def save(self, adapter: Mapping[str, Any] | None = None) -> None:
-        """Write the checkpoint, if the run has a path for it. ``adapter``: further data of the adapter."""
+        """Write the checkpoint, if the run has a path for one. ``adapter``: the adapter's data for :meth:`begin`."""
         if self.file is None:
             return
         app = self.app or App("run", "", self.file.parent)
@@ -334,7 +331,7 @@ class AdapterRun:
         self.saved = self.server.version
 
     def save_last(self) -> None:
-        """Write the checkpoint if the server has a newer version than the last checkpoint."""
+        """Write the checkpoint if the server's version is newer than the last checkpoint's."""
         if self.server.version > self.saved:
             self.save()
 
@@ -355,8 +352,8 @@ def _tried(name: str, folder: Path, path: Path) -> Path:
 
 
 def _pulse(session: Session) -> None:
-    """Start a thread that says what a session waits for, after each minute in which nothing came. The thread ends with
-    the session."""
+    """Start a thread that logs what a session waits for, after each minute in which nothing came. The thread ends when
+    the session is closed or garbage."""
     reference, ended = weakref.ref(session), session.ended
     weakref.finalize(session, ended.set)
 

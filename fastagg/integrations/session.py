@@ -1,7 +1,7 @@
-"""A run of a server in any framework: its open tasks, the outcome of replies, the metrics of versions, and its end.
+"""The run of a server in any framework: open tasks, outcomes of replies, metrics of versions, and the end of the run.
 
-A reply counts once, or it is refused and changes nothing. Versions' metrics come in order. Only adapters call this
-module, from one thread or under a lock of their own.
+A reply counts once, or it is refused and changes nothing. Metrics are reported in the order of versions. Only adapters
+call this module, from one thread or under a lock of their own.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Holder = TypeVar("Holder", bound=Hashable)
 class Tally:
     """Counts since the run began, including the time before restarts."""
 
-    updates: int = 0
-    refused: Counter[str] = field(default_factory=Counter)  # by the error's name
-    failed: int = 0  # tasks without a usable answer: crashes, timeouts
-    delays: int = 0  # sum of the updates' delays, in versions
-    longest: int = 0  # the largest delay
-    by_client: Counter[Hashable] = field(default_factory=Counter)  # updates
+    updates: int = 0  # updates that the server took
+    refused: Counter[str] = field(default_factory=Counter)  # the number of refused replies, by the error's name
+    failed: int = 0  # tasks that ended without a reply, by a client's error or a timeout
+    delays: int = 0  # the sum of the updates' delays, in versions
+    longest: int = 0  # the largest delay of an update, in versions
+    by_client: Counter[Hashable] = field(default_factory=Counter)  # the number of updates, by client
 
     def state_dict(self) -> State:
         """Return the counts as plain data. ``Tally(**data)`` is an equal tally."""
@@ -53,12 +53,12 @@ class Tally:
 
 
 class VersionMetrics(NamedTuple):
-    """The metrics of one version, made when all of them are known.
+    """All metrics of one version.
 
     Attributes:
-        result: what the version's evaluation returned. None if it was not evaluated.
-        metrics: all numbers. The evaluation's have their own names, those of clients' training begin with ``train/``,
-            and counts with ``run/``.
+        result: what the version's evaluation returned. None if the version was not evaluated.
+        metrics: all numbers. The evaluation's metrics keep their names. The names of clients' training metrics begin
+            with ``train/``, and the names of the run's counts with ``run/``.
     """
 
     version: int
@@ -71,8 +71,8 @@ class OpenTask(Generic[Holder]):
     """A task that waits for its answer.
 
     Attributes:
-        holder: the client that has the task, by the framework's name. ``task.client`` is the server's id.
-        deadline: when the task is given up, in seconds of the book's clock.
+        holder: the framework's name of the client that has the task. ``task.client`` is the server's id of this client.
+        deadline: the time in seconds of the book's clock after which the adapter gives up the task.
     """
 
     holder: Holder
@@ -81,11 +81,11 @@ class OpenTask(Generic[Holder]):
 
 
 class Book(Generic[Key, Holder]):
-    """The open tasks of a run: each task's client and deadline. Answers name a task by its key: a message, a round or a
-    client.
+    """The open tasks of a run, with their clients and deadlines. Each adapter chooses the type of the tasks' keys, such
+    as a message's id or a client's name.
 
-    The server ends tasks, too (``lease``, ``max_delay``), at any time. Such a task stays in the book until its answer
-    comes or the book gives it up. The answer is then refused as :class:`LateReply`.
+    The server may end a task at any time, too (``lease``, ``max_delay``). The task stays in the book until its answer
+    comes or :meth:`end` removes it. The answer is then refused as :class:`LateReply`.
     """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,17 +94,17 @@ class Book(Generic[Key, Holder]):
         self.known: set[Holder] = set()  # all clients that ever had a task
 
     def __iter__(self) -> Iterator[OpenTask[Holder]]:
-        """The open tasks, the newest first."""
+        """Iterate over the open tasks, the newest first."""
         return reversed(self._open.values())
 
     def keys_of(self, holder: Holder | None = None) -> list[Key]:
-        """The keys of all tasks, or of those that ``holder`` has."""
+        """Return the keys of all open tasks, or of the tasks of ``holder``."""
         return [key for key, task in self._open.items() if holder is None or task.holder == holder]
 
     @property
     def busy(self) -> Set[Holder]:
-        """The clients that have a task, in order of their oldest task. Each call returns a new set."""
-        return dict.fromkeys(task.holder for task in list(self._open.values())).keys()  # other threads may call this
+        """The clients with an open task, oldest task first, as a new set. Any thread may read this property."""
+        return dict.fromkeys(task.holder for task in list(self._open.values())).keys()  # list() is atomic
 
     def put(self, key: Key, holder: Holder, task: Dispatch, timeout: float = inf) -> None:
         self.pop(key)
@@ -112,26 +112,27 @@ class Book(Generic[Key, Holder]):
         self._open[key] = OpenTask(holder, task, self._clock() + timeout)
 
     def pop(self, key: Key) -> OpenTask[Holder] | None:
-        """Remove and return the task whose answer has come. None: no such task is open."""
+        """Remove and return the task with this key. None: no such task is open."""
         return self._open.pop(key, None)
 
     def late(self) -> list[Key]:
-        """The keys of tasks whose time is over."""
+        """Return the keys of tasks whose deadline is over."""
         now = self._clock()
         return [key for key, task in self._open.items() if task.deadline < now]
 
     def end(self, keys: Iterable[Key] | None = None) -> list[OpenTask[Holder]]:
-        """Give up tasks, all by default, and return them. Their answers no longer count."""
+        """Remove the tasks with these keys (None: all tasks) from the book, end them at the server, and return them.
+        Their answers no longer count."""
         ended = [task for key in (self.keys_of() if keys is None else keys) if (task := self.pop(key)) is not None]
         for task in ended:
             self.forget(task.task)
         return ended
 
     def take(self, answers: Sequence[tuple[OpenTask[Holder], Answer | FastaggError]]) -> list[Outcome]:
-        """Pass answers to the server, in one pass over memory for each step. A task whose answer is refused ends.
+        """Pass answers to the server, in one pass over memory for each step. If an answer is refused, its task ends.
 
         Args:
-            answers: tasks and their answers. An error stands for a reply that could not be read.
+            answers: pairs of a task and its answer. An error in place of an answer: the reply could not be read.
         """
         taken = iter(self.server.receive_many([answer for _, answer in answers if isinstance(answer, Answer)]))
         outcomes = [judged(next(taken)) if isinstance(answer, Answer) else stripped(answer) for _, answer in answers]
@@ -141,7 +142,7 @@ class Book(Generic[Key, Holder]):
         return outcomes
 
     def forget(self, task: Dispatch) -> None:
-        """End a task, unless the server has done so."""
+        """End a task at the server, unless the server has ended it."""
         with suppress(UnknownClient, UnknownVersion):
             self.server.forget(task.client, task.version)
 
@@ -149,24 +150,24 @@ class Book(Generic[Key, Holder]):
 class Session:
     """The state of a run, for a framework's adapter.
 
-    The adapter calls :meth:`take` or :meth:`refused` for replies, :meth:`stepped` for every version and sometimes
-    :meth:`settle`. That method returns the versions whose metrics are complete. :attr:`over` is the reason why the run
-    ends, or None. A permanent problem raises :class:`fastagg.RunFailed`.
+    The adapter calls :meth:`take` or :meth:`refused` for replies, :meth:`stepped` for every version, and from time to
+    time :meth:`settle`, which returns the versions whose metrics are complete. :attr:`over` is the reason why the run
+    must end, or None. A permanent problem raises :class:`fastagg.RunFailed`.
 
     Args:
         server: the run's server.
         settings: the user's settings.
-        evaluate: ``evaluate(version, model)``; the model is ``server.parameters()``.
+        evaluate: ``evaluate(version, model)`` returns metrics or None. The model is ``server.parameters()``.
         say: called with a line of progress for each version and each update.
-        warn: called with a line for each refusal.
+        warn: called with a line for each refused reply or failed client.
         clock: returns seconds.
 
     Attributes:
-        book: the open tasks. An adapter with another type of keys replaces this book.
-        window: the metrics of clients that evaluate the model that they were sent. None: they do not.
-        lacks: what the adapter waits for besides replies (nodes), in words.
-        noun: what the framework calls clients.
-        ended: set when the session is closed.
+        book: the open tasks. Some adapters replace this book by a book of their own.
+        window: averages the metrics of clients that evaluate the model that they were sent. None: clients do not.
+        lacks: for the log, what the adapter waits for besides replies, such as nodes. Empty: for nothing else.
+        noun: the framework's word for a client.
+        ended: an event that is set when the session is closed.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Session:
         self.server, self.settings = server, settings or Settings()
         self.failures = Failures(self.settings, clock)
         self.tally = Tally()
-        self.over: str | None = None  # why the run ends
+        self.over: str | None = None
         self.trackers = Trackers(self.settings.trackers)
         goals = {"stop": self.settings.stop, "best": self.settings.best}
         self._watches = {name: Watch(goal.metric, goal.mode) for name, goal in goals.items() if goal is not None}
@@ -185,20 +186,20 @@ class Session:
         self._looked_at = any((evaluate, self.settings.best, self.settings.on_version))
         self.say, self.warn = say or logging.getLogger("fastagg").info, warn or logging.getLogger("fastagg").warning
         self._clock, self._began, self._before = clock, clock(), 0.0
-        self._rows: dict[int, dict[str, float]] = {}  # by version, without the metrics of its evaluation
+        self._rows: dict[int, dict[str, float]] = {}  # by version: its metrics, without those of its evaluation
         self.book: Book[Any, Any] = Book(server)
         self.window: Window | None = None
         self.lacks, self.noun, self.ended = "", "client", threading.Event()
-        self._skipped = 0  # how many rounds in a row were skipped, because they were too small for the rule
+        self._skipped = 0  # the number of rounds in a row that were skipped, because they were too small for the rule
 
     # -- replies -------------------------------------------------------------------------------------------------
 
     def take(self, replies: Sequence[tuple[OpenTask[Any], Answer | FastaggError, Metrics]]) -> list[Outcome]:
-        """Pass replies to the server in one pass. Say and note the outcome of each.
+        """Give replies to the server in one call. Log, count and return the outcome of each reply.
 
         Args:
-            replies: for each reply its task, its answer and the client's metrics. An error in place of the answer means
-                that the reply could not be read.
+            replies: for each reply its task, its answer and the client's metrics. An error in place of an answer: the
+                reply could not be read.
 
         Raises:
             RunFailed: too many replies were refused.
@@ -228,9 +229,9 @@ class Session:
         self.tally.longest = max(self.tally.longest, receipt.delay)
 
     def refused(self, client: Hashable, error: FastaggError) -> None:
-        """Say and note that a reply was refused. A :class:`ClientFailure` means that no reply came.
+        """Log and count a refused reply. If no reply came, ``error`` is a :class:`ClientFailure`.
 
-        A late reply, whose task the server had ended, does not count as a failure of its client.
+        A :class:`LateReply` does not count as a failure of the client.
 
         Raises:
             RunFailed: too many replies were refused.
@@ -244,7 +245,7 @@ class Session:
             self.failures.failed(client, str(error) if failed else f"{type(error).__name__}: {error}")
 
     def refuse(self, client: Hashable, task: OpenTask[Any] | None, error: FastaggError) -> FastaggError:
-        """End the task of a reply that could not be read, and note why. Return the error."""
+        """End the task of a reply that could not be read, and log and count ``error``. Return ``error``."""
         if task is not None:
             self.book.forget(task.task)
         self.refused(client, stripped(error))
@@ -253,11 +254,11 @@ class Session:
     # -- versions ------------------------------------------------------------------------------------------------
 
     def stepped(self, train: Metrics = None, last: bool = False) -> None:
-        """Note that the server has a new version, or its first version.
+        """Note that the server has a new version. Call this once for the first version, too.
 
         Args:
-            train: the averaged training metrics of the version's clients.
-            last: whether this is the last version, which is always evaluated.
+            train: the averaged training metrics of the clients whose updates made the version.
+            last: whether this is the run's last version. The last version is evaluated even if it is not due.
         """
         version = self.server.version
         if last and self.evaluation.knows(version):
@@ -267,7 +268,7 @@ class Session:
         self.evaluation.add(version, model, last or version % self.settings.evaluate_every == 0)
 
     def close_round(self) -> bool:
-        """End the server's round. A round that is too small for its rule is skipped: its updates do not count.
+        """End the server's round. If the round is too small for its rule, skip it: its updates do not count.
 
         Returns:
             Whether the model has stepped.
@@ -280,7 +281,7 @@ class Session:
         except ConfigError as error:
             try:
                 drop_round(self.server)
-            except ConfigError:  # a server with a folder cannot drop a round
+            except ConfigError:  # a durable server cannot drop a round
                 raise error from None
             self._skipped += 1
             self.warn(f"fastagg: this round is skipped, the {self._skipped}. in a row: {error}")
@@ -290,7 +291,7 @@ class Session:
         self._skipped = 0
         return stepped
 
-    # -- what is waited for --------------------------------------------------------------------------------------
+    # -- waiting and evaluation ----------------------------------------------------------------------------------
 
     def progress(self) -> object:
         """Return a value that changes with each update, failure, refusal, version and evaluation."""
@@ -298,7 +299,7 @@ class Session:
         return self.server.version, tally.updates, tally.failed, tally.refused.total(), evaluated
 
     def waits_for(self) -> str:
-        """Return what the run waits for, in words. Empty: for nothing that is known."""
+        """Return what the run waits for, as text for the log. Empty: no reply, evaluation or node is awaited."""
         busy = [*self.book.busy]
         names = sorted(str(holder) for holder in busy if holder is not None)
         replies = f"{len(busy)} replies, of {', '.join(names[:5])}{', ...' * (len(busy) > 5)}" if busy else ""
@@ -307,7 +308,7 @@ class Session:
         return "; ".join(filter(None, words))
 
     def measured(self, step: int, metrics: Metrics, train: Metrics, model: Arrays) -> None:
-        """Handle a version or round that the framework has evaluated itself. This replaces :meth:`settle`.
+        """Log and track the metrics of a version or round that the framework has evaluated itself.
 
         Args:
             step: the number of the version or round.
@@ -319,8 +320,8 @@ class Session:
         self._look_at_the_clock()
 
     def settle(self, wait: bool = False) -> list[VersionMetrics]:
-        """Return, in order, the versions whose metrics became complete since the last call. With ``wait``, first wait
-        until all evaluations have ended."""
+        """Return, in order, the versions whose metrics became complete since the last call. If ``wait`` is true, first
+        wait until all evaluations have ended."""
         rows = []
         for version, model, result, why in self.evaluation.finished(wait):
             metrics = {**self._rows.pop(version), **numeric(result or {})}
@@ -331,10 +332,10 @@ class Session:
         return rows
 
     def end_window(self, clients: int) -> Dispatch | None:
-        """After every ``clients`` replies, note their metrics as those of the newest version that they evaluated.
+        """If there are ``clients`` replies, note their mean metrics as those of the newest version among their tasks.
 
         Returns:
-            The task of this version. None: there are fewer replies as yet.
+            A task of this version. None: there are fewer replies so far.
         """
         if self.window is None or (ended := self.window.end(clients)) is None:
             return None
@@ -343,7 +344,7 @@ class Session:
         return task
 
     def evaluated(self, version: int, means: Mapping[str, object], model: Arrays = None) -> None:
-        """Take the metrics of clients that evaluated ``version``. ``model`` is this version's model, for ``best``."""
+        """Log and track the mean metrics of clients that evaluated ``version``. ``model``: that model, for ``best``."""
         metrics = {f"clients/{name}": value for name, value in numeric(means).items()}
         for watch in self._watches.values():
             if not metrics and watch.best is None and watch.metric.startswith("clients/"):
@@ -352,7 +353,7 @@ class Session:
         self._look(version, metrics, model)
 
     def end(self, why: str | None) -> None:
-        """Note why the run ends. The first reason counts. None has no effect."""
+        """Note the reason why the run must end. Later reasons and None have no effect."""
         self.over = self.over or why
 
     def close(self) -> None:
@@ -383,7 +384,7 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the run has taken, including the time before restarts."""
+        """The seconds that the run has taken, including the time before restarts."""
         return self._before + self._clock() - self._began
 
     # -- checkpoints ---------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""One self-contained HTML page: tables, settings and pictures. It runs no script and loads nothing from a network.
+"""Makes a self-contained HTML page of tables, settings and pictures. The page has no scripts and loads no files.
 
-A page is a title and blocks. Each function here makes one block of HTML.
+A page has a title and blocks. :func:`page` makes the page, and each other function makes one block of HTML or its data.
+The simulator's reports use this module.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from importlib.resources import files
 
 from fastagg.sheet import Sheet
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish. Print and screen share them.
+# Okabe and Ito's colours for the lines of plots. Colour-blind readers can distinguish these colours.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def page(title: str, blocks: Iterable[str], note: str = "") -> str:
-    """Return a whole document. ``blocks`` are HTML; ``title`` and ``note`` are plain text."""
+    """Return a whole HTML document. ``blocks`` are HTML. ``title`` and ``note`` are plain text."""
     style = files(__name__).joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # The page loads nothing. This policy makes the browser enforce it.
+        # With this policy, browsers load nothing for the page, whatever its blocks name.
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">\n"
         f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
@@ -42,7 +43,7 @@ def paragraph(text: str) -> str:
 
 
 def table(sheet: Sheet) -> str:
-    """Return a table below its title. Its first column names the line."""
+    """Return the sheet's title with the table below it."""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in sheet.headings)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in sheet.rows)
     note = f'<p class="caption">{html.escape(sheet.caption)}</p>' if sheet.caption else ""
@@ -53,7 +54,7 @@ def table(sheet: Sheet) -> str:
 
 
 def settings(title: str, values: Mapping[str, object]) -> str:
-    """Return a folded list of names and values. Nested mappings become dotted names."""
+    """Return a collapsed table of names and values. A click shows the table. Nested mappings get dotted names."""
     rows = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>\n" for name, value in flat(values)
     )
@@ -61,7 +62,7 @@ def settings(title: str, values: Mapping[str, object]) -> str:
 
 
 def text(title: str, content: str) -> str:
-    """Return a folded piece of text, unchanged, such as a configuration file."""
+    """Return a collapsed block with an unchanged text, such as a configuration file. A click shows the text."""
     return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(content)}</pre></details>"
 
 
@@ -71,7 +72,7 @@ def picture(title: str, png: bytes) -> str:
 
 
 def flat(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
-    """Return names and values as text, in order. Nested mappings become dotted names."""
+    """Return pairs of a name and a value as text, in the order of ``values``. Nested mappings get dotted names."""
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):

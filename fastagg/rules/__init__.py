@@ -1,7 +1,7 @@
-"""The parts of an algorithm: a direction, an optimizer and a staleness policy.
+"""The parts of an algorithm, which users pass to a server: a direction, an optimizer and a staleness policy.
 
-The package's own parts are registered and checked when this module is imported. A part with an incomplete declaration
-raises an error then, so no setting is silently ignored.
+The package's own parts are registered and checked when this module is imported. If a part's declaration is incomplete,
+the import raises an error, so no setting is silently ignored.
 """
 
 from typing import get_args
@@ -15,7 +15,7 @@ _BASES = {"direction": directions.Direction, "optimizer": optimizers.Optimizer, 
 
 
 def _check_declaration(part: type) -> None:
-    """Reject a part of the package with a field that has no check, or that the engine does not know."""
+    """Reject a part of the package that has a field without a check, or a field that the engine does not know."""
     for name, hint in _checks.hints(part).items():
         if _checks.says_nothing(hint):
             raise ConfigError(f"{part.__name__}.{name}: any {hint} is taken; annotate it with a SettingRule")
@@ -29,8 +29,8 @@ def _check_declaration(part: type) -> None:
 
 
 def _check_lists() -> None:
-    """Reject an optimizer's kernel without a class, a class without a kernel, and row formats that differ from the
-    names."""
+    """Reject a kernel of an optimizer without a class, a class without a kernel, and a row format that is not in both
+    ``names.Cache`` and the engine."""
     kernels = {getattr(optimizers, name).kernel for name in optimizers.__all__} - {""}
     if missing := (kernels ^ {*ops.OPTIMIZERS}) | ({*get_args(names.Cache)} ^ {*native.row_formats}):
         raise ConfigError(f"fastagg/rules and csrc/math differ: {', '.join(sorted(missing))}")

@@ -1,4 +1,4 @@
-"""The moments of an optimizer, in fp32 or in one byte each (csrc/math/moments.h)."""
+"""Makes the moments of an optimizer, in fp32 or in 8 bits (csrc/math/moments.h). Servers and FedEcho call it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def zeros(optimizer: str, format: str, size: int, device: torch.device | str = "
     """Return the moments of ``optimizer`` for ``size`` parameters before the first step, as keywords of
     :func:`fastagg.ops.step_`.
 
-    With ``8bit`` each moment is uint8, padded to whole blocks of 256. ``units`` [1 or 2, blocks] holds the blocks'
-    scales: one row for ``m``, and one for ``v`` and ``vhat`` together.
+    With ``8bit`` each moment is a uint8 vector, padded to whole blocks of 256. ``units`` [1 or 2, blocks] holds the
+    scales of the blocks. Row 0 is for ``m``. If the optimizer has ``v``, row 1 is for ``v`` and ``vhat``.
     """
     device, names = torch.device(device), OPTIMIZERS[optimizer]
     if format == "fp32" or not names:

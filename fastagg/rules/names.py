@@ -1,10 +1,10 @@
-"""The words that settings accept, as types. Type checkers and the checks at run time both read these types."""
+"""Types of the words that settings accept. Type checkers and the checks at run time both read these types."""
 
 from typing import Literal, TypedDict
 
-# Settings of the parts.
+# Settings of the parts. Each comment names the settings that accept the words.
 Kind = Literal["delta", "gradient"]  # the kind of updates: Direction.kind
-# the format of a client's row: AllClients.cache, Calibrated.cache, Echo.cache
+# The format of a client's row: AllClients.cache, Calibrated.cache, Echo.cache.
 Cache = Literal["fp32", "bf16", "int8", "int4"]
 Warmup = Literal["full", "partial"]  # AllClients.warmup, Differences.warmup
 Mode = Literal["incremental", "direct"]  # AllClients.mode
@@ -16,21 +16,21 @@ Rule = Literal["scaled", "reciprocal", "threshold", "lipschitz", "drop"]  # Dela
 
 
 class DecaySettings(TypedDict, total=False):
-    """The settings of every optimizer, which presets pass on."""
+    """The settings that all of the package's optimizers have. Presets pass these settings on."""
 
     weight_decay: float
     decoupled_weight_decay: bool
 
 
 class SecondSettings(DecaySettings, total=False):
-    """The settings of the optimizers with a second moment."""
+    """The settings that the optimizers with a second moment have. Presets pass these settings on."""
 
     eps_root: float
     initial: float
 
 
-# Settings of the presets alone.
-DelayRule = Literal["scaled", "reciprocal"]  # FADAS: the two rules of its paper
+# Settings of the presets alone. Each comment names the preset.
+DelayRule = Literal["scaled", "reciprocal"]  # FADAS, whose paper has these two rules
 Stale = Literal["lipschitz", "drop", "scaled"]  # DelayAdaptiveASGD
 Policy = Literal["constant", "hinge", "polynomial"]  # FedAsync
 AceMode = Literal["incremental", "direct", "client"]
@@ -38,5 +38,5 @@ AceMode = Literal["incremental", "direct", "client"]
 # Settings of the server.
 Weighting = Literal["uniform", "samples", "tokens"]
 Buffers = Literal["mean", "weighted", "latest", "keep"]
-ByName = Literal["mean", "weighted", "max", "keep", "first"]  # for the buffers whose names match a pattern
+ByName = Literal["mean", "weighted", "max", "keep", "first"]  # `buffers` of the buffers whose names match a pattern
 ModelDtype = Literal["bf16"]

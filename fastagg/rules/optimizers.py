@@ -1,4 +1,4 @@
-"""The settings of server optimizers. csrc/math/optimizers.h has the arithmetic."""
+"""The settings of server optimizers. Their kernels are in csrc/math/optimizers.h. Users make these objects."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ __all__ = [
     "Yogi",
 ]
 
-_SMALLEST_EPS = 1.2e-38  # in fp32, smaller values are zero or denormal, and give 0/0 where moments are zero
-_SMALLEST_ROOT = 1e-24  # an eps_root of at least this keeps the divisor above zero without eps
+_SMALLEST_EPS = 1.2e-38  # smaller values are zero or denormal in fp32, and give 0/0 where moments are zero
+_SMALLEST_ROOT = 1e-24  # with an eps_root of at least this value, the divisor is above zero even if eps is 0
 
 
 @dataclass(frozen=True)
 class Optimizer(RulePart):
-    """Base class of the server optimizers.
+    """Base class of the server optimizers. In formulas, x is the model, D the step's direction and m, v the moments.
 
     Args:
         lr: server learning rate (eta), >= 0.
 
     Attributes:
-        moments: format of the moments: ``fp32`` or ``8bit``. ``8bit`` takes one byte for each value, and 0.03 to 0.05
-            for scales, with unbiased stochastic rounding (csrc/math/moments.h). The step is computed in fp32 from the
-            decoded values. SGD has no moments.
+        moments: format of the moments: ``fp32`` or ``8bit``. ``8bit`` takes one byte a value, and 0.03 to 0.05 bytes a
+            value for scales, with unbiased stochastic rounding (csrc/math/moments.h). The step is computed in fp32 from
+            the decoded values. SGD has no moments.
         weight_decay: lambda, >= 0. The package's optimizers use ``D - lambda*x`` in place of D. This is an L2 term, as
             in ``torch.optim.SGD``, ``Adam`` and ``Adagrad``.
-        decoupled_weight_decay: if True, the optimizers instead use ``(1 - lr*lambda)*x`` in place of x. ``lr`` is the
-            rate of the step, as in ``torch.optim.AdamW``.
-        eps_root: ``sqrt(v + eps_root)`` takes the place of ``sqrt(v)``, >= 0 (optax). With a bias correction, v is the
-            corrected one. ``eps`` may be 0 if ``eps_root`` is at least 1e-24.
+        decoupled_weight_decay: if True, the optimizers use D unchanged, and ``(1 - lr*lambda)*x`` in place of x. ``lr``
+            is the learning rate of the step, as in ``torch.optim.AdamW``.
+        eps_root: ``sqrt(v + eps_root)`` is used in place of ``sqrt(v)``, >= 0 (optax). If there is a bias correction, v
+            is the corrected v. ``eps`` may be 0 if ``eps_root`` is at least 1e-24.
         initial: the value of ``v`` and ``vhat`` before the first step, >= 0. The default is 0 as in Flower, FL-bench
-            and torch. Others, where tau is ``eps``: tau^2 (Reddi et al. 2021, Algorithm 2, and APPFL), tau (FedScale's
-            Yogi), 1e-6 (optax's Yogi, also for m), 0.1 (optax's Adagrad). 8-bit moments start at the nearest code,
-            at most a sixteenth away.
+            and torch. Other programs start at tau^2, where tau is ``eps`` (Reddi et al. 2021, Algorithm 2, and APPFL),
+            tau (FedScale's Yogi), 1e-6 (optax's Yogi, also for m) or 0.1 (optax's Adagrad). 8-bit moments start at the
+            nearest code, which differs by at most a sixteenth of the value.
 
     Raises:
         ConfigError: a setting is out of range.
     """
 
     lr: NotNegative = 1.0
-    kernel: ClassVar[str] = ""  # the kernel's name in csrc/math/optimizers.h; empty: the engine calls `step`
+    kernel: ClassVar[str] = ""  # the kernel's name in csrc/math/optimizers.h. Empty: the engine calls `step`.
     decays: ClassVar[tuple[str, ...]] = ()  # the names of the fields that become the kernel's betas[0] and betas[1]
 
     def step(
@@ -69,9 +69,9 @@ class Optimizer(RulePart):
 
         Args:
             x: the model, fp32 [d]. Do not change it.
-            direction: the vector to step along, fp32 [d]. Add it, even if clients send gradients.
+            direction: the vector to step along, fp32 [d]. Add this vector to the model, even if clients send gradients.
             state: the state that the last step returned. {} before the first step.
-            lr: learning rate of this step.
+            lr: the learning rate of this step.
             round: the number of this step: 1, 2, ...
 
         Returns:
@@ -85,7 +85,8 @@ class Optimizer(RulePart):
         return type(self).step is not Optimizer.step
 
     def native(self) -> Native:
-        """Return the optimizer in the engine's form. Every field becomes the kernel's setting of the same name.
+        """Return the optimizer in the engine's form. Every field but ``moments`` and those in ``decays`` becomes the
+        kernel's setting of the same name.
 
         Raises:
             TypeError: the kernel has no setting of this name.
@@ -97,11 +98,7 @@ class Optimizer(RulePart):
         return native.engine.Optimizer(self.kernel or "sgd", coded=self.moment_format == "8bit", **settings)
 
     def check(self) -> None:
-        """Reject an optimizer that defines no step.
-
-        Raises:
-            ConfigError: the optimizer has neither a kernel nor a method ``step``.
-        """
+        """Raise ConfigError if the optimizer has neither a kernel nor a method ``step``."""
         if not self.kernel and not self.has_own_step:
             raise ConfigError(
                 f"optimizer: {type(self).__name__} has no method step(x, direction, state, lr, round); "
@@ -110,7 +107,7 @@ class Optimizer(RulePart):
 
     @property
     def moment_format(self) -> str:
-        """``moments``, or ``fp32`` for an optimizer without moments."""
+        """The setting ``moments``. ``fp32`` for an optimizer without moments."""
         return str(getattr(self, "moments", "fp32"))
 
 
@@ -124,7 +121,7 @@ class _KernelOptimizer(Optimizer):
 
 @dataclass(frozen=True)
 class _AdaptiveOptimizer(_KernelOptimizer):
-    """The settings that the optimizers with a second moment share. Each also has a field ``eps``."""
+    """The settings that the optimizers with a second moment share. Each of these optimizers has a field ``eps``."""
 
     eps_root: NotNegative = field(default=0.0, kw_only=True)
     initial: NotNegative = field(default=0.0, kw_only=True)
@@ -154,7 +151,7 @@ class SGD(_KernelOptimizer):
 
 @dataclass(frozen=True)
 class Momentum(_KernelOptimizer):
-    """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM): heavy-ball momentum, as torch's without dampening. Not Nesterov's.
+    """``m <- beta*m + D; x <- x + lr*m`` (FedAvgM). This is the momentum of ``torch.optim.SGD``, without dampening.
 
     Args:
         beta: decay of the momentum, in [0, 1).
@@ -179,14 +176,14 @@ class Momentum(_KernelOptimizer):
 class Adam(_AdaptiveOptimizer):
     """``x <- x + lr*m/(sqrt(v) + eps)`` (FedAdam).
 
-    The defaults are those of FADAS: betas (0.9, 0.99) and no bias correction. ``torch.optim.Adam`` is
+    The defaults are those of FADAS: betas (0.9, 0.99) and no bias correction. ``torch.optim.Adam`` equals
     ``Adam(lr, betas=(0.9, 0.999), bias_correction=True)``.
 
     Args:
         betas: decay rates of ``m`` and ``v``, each in [0, 1).
         eps: the term outside the square root, > 0.
         moments, weight_decay, decoupled_weight_decay, eps_root, initial: see :class:`Optimizer`.
-        bias_correction: in round r = t+1, step ``lr/(1-b1^r) * m / (sqrt(v)/sqrt(1-b2^r) + eps)``.
+        bias_correction: whether step r = 1, 2, ... adds ``lr/(1-b1^r) * m / (sqrt(v)/sqrt(1-b2^r) + eps)``.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), optimizer=fastagg.Adam(lr=0.1, betas=(0.0, 0.0)))
@@ -205,7 +202,7 @@ class Adam(_AdaptiveOptimizer):
 
 @dataclass(frozen=True)
 class AMSGrad(Adam):
-    """Adam on ``vhat <- max(vhat, v)`` (FADAS, Eq. 3; FedAMS option 1).
+    """Adam with ``vhat <- max(vhat, v)`` in place of v in the step (FADAS, Eq. 3; FedAMS option 1).
 
     With ``bias_correction``, the maximum is taken before the correction, as in FADAS's program and in torch. optax
     takes the maximum of the corrected v.
@@ -216,14 +213,14 @@ class AMSGrad(Adam):
 
 @dataclass(frozen=True)
 class Yogi(Adam):
-    """``v <- v - (1-b2)*D*D*sign(v - D*D)``, then as Adam (FedYogi)."""
+    """Adam with ``v <- v - (1-b2)*D*D*sign(v - D*D)`` (FedYogi)."""
 
     kernel: ClassVar[str] = "yogi"
 
 
 @dataclass(frozen=True)
 class Lookahead(Adam):
-    """FedAC's step: ``m`` and ``v`` as Adam, then ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``.
+    """FedAC's step: Adam with ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``.
 
     This step is a reconstruction, see :func:`fastagg.FedAC`.
     """
@@ -234,10 +231,10 @@ class Lookahead(Adam):
 
 @dataclass(frozen=True)
 class Adagrad(_AdaptiveOptimizer):
-    """``v <- v + D*D``, then as Adam (FedAdagrad).
+    """Adam with ``v <- v + D*D`` (FedAdagrad).
 
-    ``torch.optim.Adagrad`` is ``Adagrad(lr, eps=1e-10)``. optax has its epsilon inside the root, and starts at 0.1:
-    ``Adagrad(lr, eps=0, eps_root=1e-7, initial=0.1)``.
+    ``torch.optim.Adagrad`` equals ``Adagrad(lr, eps=1e-10)``. optax's Adagrad, which has epsilon inside the root and
+    starts v at 0.1, equals ``Adagrad(lr, eps=0, eps_root=1e-7, initial=0.1)``.
 
     Args:
         beta: decay of ``m``, in [0, 1).
@@ -257,16 +254,16 @@ class Adagrad(_AdaptiveOptimizer):
 class Nesterov(_KernelOptimizer):
     """``m <- mu*m + (1-dampening)*D; x <- x + lr*(D + mu*m)``: the outer optimizer of DiLoCo (arXiv 2311.08105).
 
-    ``torch.optim.SGD(lr, momentum=mu, nesterov=True)`` is ``Nesterov(lr, mu)``. HeLoCo has ``dampening=mu`` (arXiv
+    ``torch.optim.SGD(lr, momentum=mu, nesterov=True)`` equals ``Nesterov(lr, mu)``. HeLoCo has ``dampening=mu`` (arXiv
     2606.00271, Eqs. 18 and 19).
 
     Args:
         momentum: mu, in [0, 1).
-        dampening: the share that a new direction loses before it enters m, in [0, 1).
-        look_ahead: if True, clients are sent ``x + lr*mu*m`` in place of x (HeLoCo, Eq. 5): where the model would be if
-            the momentum went on. That model is computed when a version is first sent, and again if the rate was set
-            since. ``task.delta`` and ``receive_model`` take deltas from the model that was sent.
-            :attr:`fastagg.Server.flat` and :meth:`fastagg.Server.parameters` stay x. Needs moments in fp32.
+        dampening: the share of a new direction that is not added to m, in [0, 1).
+        look_ahead: whether clients are sent ``x + lr*mu*m`` in place of x (HeLoCo, Eq. 5). The server computes this
+            model when it first sends a version, and again after a change of the learning rate. ``task.delta`` and
+            ``receive_model`` subtract the model that was sent. :attr:`fastagg.Server.flat` and
+            :meth:`fastagg.Server.parameters` are still x. Moments must be fp32.
         moments, weight_decay, decoupled_weight_decay: see :class:`Optimizer`.
 
     Example:
@@ -292,15 +289,15 @@ class Nesterov(_KernelOptimizer):
 
 @dataclass(frozen=True)
 class DelayedNesterov(_KernelOptimizer):
-    """Nesterov's momentum at every N-th step only, on the mean of N directions: for asynchronous DiLoCo.
+    """Nesterov's momentum at every N-th step only, on the mean of N directions, for asynchronous DiLoCo.
 
     Every step does ``x <- x + lr*D/N``. Every N-th step also does ``m <- mu*m + mean of the last N D; x <- x +
-    lr*mu*m``. This is Algorithm 3 of Async Local-SGD (arXiv 2401.09135) with c = 0. With N = 1 it equals
-    :class:`Nesterov`. The state is two fp32 vectors: m, and the sum of the period's directions.
+    lr*mu*m``. This is Algorithm 3 of Async Local-SGD (arXiv 2401.09135) with c = 0. With N = 1 this optimizer equals
+    :class:`Nesterov`. The state is two fp32 vectors: m, and the sum of the directions since the last N-th step.
 
     Args:
         momentum: mu, in [0, 1).
-        period: N, >= 1. With at least the number of workers, each worker answers once in a period on average.
+        period: N, >= 1. If N is the number of workers, each worker answers once in N steps on average.
         weight_decay, decoupled_weight_decay: see :class:`Optimizer`.
 
     Example:

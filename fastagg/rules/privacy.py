@@ -1,4 +1,4 @@
-"""Differential privacy for clients: its settings, the noise that these settings need, and the privacy spent so far."""
+"""Differential privacy for clients: its settings, which users pass to presets, its noise, and the privacy spent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fastagg.errors import ConfigError
 __all__ = ["BLT", "AdaptiveClip", "Gaussian"]
 
 _MOST = 2**63 - 1
-_MOST_BUFFERS = 8  # the limit in csrc/plan.h
+_MOST_BUFFERS = 8  # kMostPast in csrc/plan.h
 Share = Annotated[float, SettingRule(above=0, below=1)]
 Times = Annotated[int, SettingRule(least=1, most=_MOST)]
 
 
 class NoiseKey(bytes):
-    """32 secret bytes. No message and no traceback shows them."""
+    """A secret key of 32 bytes. Its repr hides the bytes, so that no message and no traceback shows them."""
 
     def __repr__(self) -> str:
         return "<a key>"
@@ -35,16 +35,16 @@ class AdaptiveClip:
 
     After every step ``C <- C*exp(-rate*(b - quantile))``, where ``b = (count + N(0, s_b^2))/M`` is the noisy share of
     the step's updates whose norm was at most C, and ``s_b`` is ``count_noise``. The noise multiplier of the updates is
-    ``(z^-2 - s_b^-2)^(-1/2)``, a little more than ``noise_multiplier`` z. So both noises together protect like z. The
-    paper's Theorem 1 has 2*s_b, because in the paper a client moves the count by 1/2. Here a client moves it by 1,
-    because zeros in the client's place count as not clipped.
+    ``(z^-2 - s_b^-2)^(-1/2)``, a little more than ``noise_multiplier`` z. So both noises together give the privacy of a
+    single noise with z. The paper's Theorem 1 has 2*s_b, because one client changes the paper's count by 1/2. Here one
+    client changes the count by 1: an update of zeros in place of the client's counts as not clipped.
 
     Args:
-        quantile: the share of updates that is not clipped, in (0, 1).
+        quantile: the share of updates that are not clipped, in (0, 1).
         initial: C of the first step, > 0.
         rate: how fast C follows the quantile, > 0. The paper's rate is 0.2.
         count_noise: s_b, > ``noise_multiplier``. None: M/10, where M is the buffer's size. M/10 is twice the paper's
-            value, so the updates' noise equals the paper's.
+            s_b, so the noise of the updates equals the paper's.
 
     Example:
         >>> fastagg.Gaussian(1.0, fastagg.AdaptiveClip(0.5, initial=0.1)).clip_norm.quantile
@@ -64,16 +64,16 @@ class AdaptiveClip:
 @dataclass(frozen=True)
 class BLT:
     """Noise that is correlated between steps, so that most of the noise cancels in the model. This is a buffered linear
-    Toeplitz mechanism (Dvijotham et al. 2024, 2404.16706; McMahan et al. 2024, 2408.08868). It keeps one to eight
-    vectors of the model's size.
+    Toeplitz mechanism (Dvijotham et al. 2024, 2404.16706; McMahan et al. 2024, 2408.08868). The server keeps a vector
+    of the model's size for each omega.
 
     The noise is ``C^-1 z``, where C is lower triangular Toeplitz with the coefficients ``c_0 = 1`` and ``c_t = sum_i
-    omega_i*theta_i^(t-1)``: ``n_t = z_t - sum_i omega_i*S_i``, then ``S_i <- theta_i*S_i + n_t``. The standard
-    deviation of z is that of :class:`Gaussian` times :meth:`sensitivity`.
+    omega_i*theta_i^(t-1)``. Step t adds ``n_t = z_t - sum_i omega_i*S_i``, then ``S_i <- theta_i*S_i + n_t``. The
+    standard deviation of z is the one of :class:`Gaussian` times :meth:`sensitivity`.
 
     Args:
-        omega: numbers > 0, one for each vector, with ``(sum omega)^2 <= sum omega*theta``. Then the magnitudes of the
-            coefficients of C^-1 add up to at most 2 (Kaluza 1928), so noise stays bounded.
+        omega: one to eight numbers > 0 with ``(sum omega)^2 <= sum omega*theta``. Then the magnitudes of the
+            coefficients of C^-1 add up to at most 2 (Kaluza 1928), so the noise stays bounded.
         theta: numbers in (0, 1), one for each omega.
 
     Example:
@@ -101,18 +101,18 @@ class BLT:
             )
 
     def coefficient(self, t: int) -> float:
-        """``c_t``, t >= 0."""
+        """Return ``c_t``, the coefficient of C for t >= 0."""
         return 1.0 if t == 0 else sum(w * r ** (t - 1) for w, r in zip(self.omega, self.theta, strict=True))
 
     def sensitivity(self, participations: int, separation: int) -> float:
-        """Return the most that one client moves ``C*(its updates)``, if each update has norm 1. This is the norm of the
-        sum of ``participations`` columns of C, ``separation`` steps apart, over any number of steps (2408.08868, for
-        decreasing c >= 0)."""
+        """Return the largest norm of C times the updates of one client, if each update has norm 1, over any number of
+        steps. This is the norm of the sum of ``participations`` columns of C that are ``separation`` steps apart
+        (2408.08868). The formula holds for coefficients >= 0 that decrease."""
         pairs = list(zip(self.omega, self.theta, strict=True))
         total = 0.0
         for k in range(participations):
             shift = k * separation
-            inner = self.coefficient(shift)  # the inner product of two columns that are `shift` steps apart
+            inner = self.coefficient(shift)  # begins the inner product of two columns that are `shift` steps apart
             inner += sum(w * v * q**shift / (1.0 - r * q) for w, r in pairs for v, q in pairs)
             total += (1 if k == 0 else 2) * (participations - k) * inner
             if k > 0 and inner < 1e-18:
@@ -125,19 +125,19 @@ class Gaussian:
     """Differential privacy for clients: the setting ``privacy`` of buffered rules (FedBuff, FADAS, the FedAvg family).
 
     Every update is clipped to the norm C. A step is along ``(sum of M updates + N(0, (z*C)^2) for each element)/M``.
-    The noise is drawn in the pass of the step (ChaCha20, with a key from the operating system). Updates must count
-    alike: staleness weights, ``weighting="samples"`` and leaves' sums are refused. docs/privacy.md explains what is
-    protected from whom.
+    The noise is drawn in the pass of the step (ChaCha20, with a key from the operating system). All updates must have
+    the same weight: staleness weights, ``weighting="samples"`` and leaves' sums are refused. docs/privacy.md explains
+    what is protected from whom.
 
-    ``dispatch`` also limits how often a client takes part: one open task at a time, and once in a step. Beyond these
-    limits it raises :class:`fastagg.TooSoon`.
+    ``dispatch`` also limits how often a client takes part: a client may have one open task at a time, and one update in
+    a step. If a client reaches a limit, ``dispatch`` raises :class:`fastagg.TooSoon`.
 
     Args:
-        noise_multiplier: z, >= 0. With 0, updates are clipped, but nothing is protected.
+        noise_multiplier: z, >= 0. With 0, updates are clipped without noise, so nothing is protected.
         clip_norm: C, > 0, or an :class:`AdaptiveClip`.
-        correlation: a :class:`BLT`, which needs ``max_participations``. None: the noises of steps are independent.
-        min_separation: from a step with an update of a client, the least number of steps to the client's next, >= 1.
-        max_participations: how many updates of a client may count, >= 1. None: any number.
+        correlation: a :class:`BLT`, with ``max_participations``. None: the noises of steps are independent.
+        min_separation: the least difference between the numbers of two steps with updates of the same client, >= 1.
+        max_participations: the most updates of one client that count, >= 1. None: any number.
 
     Raises:
         ConfigError: a setting is out of range, or two settings do not go together.
@@ -162,7 +162,7 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         for name, kind in (("clip_norm", AdaptiveClip), ("correlation", BLT)):
-            if isinstance(setting := getattr(self, name), dict):  # from a checkpoint
+            if isinstance(setting := getattr(self, name), dict):  # checkpoints hold settings as dicts
                 object.__setattr__(self, name, made(kind, setting))
         _checks.fields(self)
         if not isinstance(self.clip_norm, AdaptiveClip):
@@ -201,8 +201,8 @@ class Gaussian:
         )  # fmt: skip
 
     def epsilon(self, steps: int, delta: float) -> float:
-        """Return epsilon after this many steps, for one client whose updates may be replaced by zeros. See
-        :meth:`fastagg.Server.privacy_spent`."""
+        """Return epsilon for one client after ``steps`` steps, with ``delta``. :meth:`fastagg.Server.privacy_spent`
+        explains the guarantee."""
         _checks.fits("delta", delta, Share)
         require("privacy_spent", "privacy", PRIVACY)
         from dp_accounting import get_epsilon_gaussian
@@ -213,8 +213,8 @@ class Gaussian:
             return math.inf
         times = -(-steps // self.min_separation)  # the most times that a client can take part in these steps
         times = min(times, self.max_participations or times)
-        # All Gaussian mechanisms of one client together are one mechanism. Its sensitivity is the root of the sum of
-        # squares.
+        # The Gaussian mechanisms of one client's updates together are one mechanism. Its sensitivity is the root of the
+        # sum of their squared sensitivities.
         moved = math.sqrt(times)
         if self.correlation is not None and self.max_participations is not None:
             sensitivity = self.correlation.sensitivity
@@ -224,7 +224,7 @@ class Gaussian:
 
 
 def privacy_of(setting: Any) -> Gaussian | None:
-    """Return the setting ``privacy`` as a Gaussian. The setting may be plain data."""
+    """Return the setting ``privacy`` as a Gaussian or None. The setting may be a dict of a Gaussian's settings."""
     if isinstance(setting, dict):
         return made(Gaussian, setting)
     if setting is None or isinstance(setting, Gaussian):

@@ -1,8 +1,7 @@
-"""Staleness policies: how much an update's weight falls with its delay. The delay is the number of versions that were
-made between the version that the update was trained from and the update's use.
+"""Staleness policies. A policy sets the weight ``s(tau)`` of an update, the learning rate of a step, or both, from the
+updates' delays. Servers call a policy for each update or step.
 
-A policy can set two things: the weight ``s(tau)`` of one update, and the learning rate of a step from the delays of
-all its updates.
+The delay tau of an update is the number of versions that were made after the version that the update was trained from.
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ class Facts:
     """The facts about an arriving update, for a policy or a user's own direction. Do not write to the vectors.
 
     Attributes:
-        client: the sender.
+        client: the id of the sender.
         version: the version that the update was trained from.
         delay: the number of versions that were made since that version.
         update: the update as it came. ``update.flat(torch.float32)`` is one vector [d].
-        gain: the clipping factor with which the update must still be multiplied.
+        gain: the clipping factor by which the update is still to be multiplied.
         norm: the update's Euclidean norm, before clipping.
-        moved: ``|x_t - x_s|``, if the policy measures it.
-        local_steps: the number of local steps in the client's task.
-        share: the client's number of samples with ``weighting="samples"``.
+        moved: ``|x_t - x_s|``, if the policy or the direction measures this distance. Otherwise None.
+        local_steps: the number of local steps in the client's task. None if the policy does not set it.
+        share: the client's weight by ``weighting``, such as its number of samples. 1 with ``"uniform"``.
         model: the current model x_t, fp32 [d], for a user's own rules.
-        base: x_s, the model that the client started from, fp32 [d], for rules with ``needs_base``.
-        taken_part: how many updates of this client counted before this one, for rules with ``counts``.
-        extra: the vectors that the client sent besides the update, by the names in ``takes``: fp32, on the server's
-            device.
+        base: x_s, the model from which the client started, fp32 [d], for rules with ``needs_base``.
+        taken_part: the number of this client's updates that counted before this one, for rules with ``counts``.
+        extra: the vectors that the client sent besides the update, by the names in ``takes``. They are fp32, on the
+            server's device.
     """
 
     client: int | str
@@ -79,8 +78,8 @@ class Facts:
 class UpdateWeight(NamedTuple):
     """A policy's result for one update."""
 
-    weight: float | None  # None: the update is dropped
-    local_steps: int = 0  # the client's next number of local steps; 0: no change
+    weight: float | None  # the weight s(tau). None: the update is dropped.
+    local_steps: int = 0  # the number of local steps of the client's next task. 0: unchanged.
 
 
 @dataclass(frozen=True)
@@ -88,10 +87,10 @@ class Staleness(RulePart):
     """Base class of the policies. The base class itself ignores delays.
 
     Attributes:
-        measures: whether :class:`Facts` must hold the distance that the model moved since it was sent. The server then
-            keeps a version while a client may answer it.
+        measures: whether :class:`Facts` must have ``moved``. The server then keeps each version as long as a client may
+            send an update that was trained from it.
         weighs: whether an update's weight may differ from 1.
-        needs_base, counts, takes: the needs of :meth:`weigh` in :class:`Facts`, as in :class:`fastagg.Direction`.
+        needs_base, counts, takes: which facts :meth:`weigh` needs, as in :class:`fastagg.Direction`.
     """
 
     weighs: ClassVar[bool] = False
@@ -102,7 +101,7 @@ class Staleness(RulePart):
 
     @property
     def rate_kernel(self) -> str:
-        """The name of the rate's formula in csrc/engine/staleness.h."""
+        """The name of the learning rate's formula in csrc/engine/staleness.h."""
         return "same"
 
     @property
@@ -119,7 +118,7 @@ class Staleness(RulePart):
         return float(self._formulas("constant", self.rate_kernel).rate(lr, delays))
 
     def weigh(self, facts: Facts) -> float | None:
-        """Return an update's weight. A policy of your own may look at more than the delay. None drops the update."""
+        """Return an update's weight, or None to drop the update. A user's own policy may use all facts."""
         return self.weight(facts.delay)
 
     @property
@@ -127,10 +126,10 @@ class Staleness(RulePart):
         """Whether :meth:`weigh` is a user's own method."""
         return type(self).weigh is not Staleness.weigh
 
-    # For the package's own use, within a running server (fastagg/server/extension.py).
+    # The following methods are for fastagg/server/extension.py alone.
 
     def _native(self) -> Native:
-        """Return the formulas in the engine's form. If a method is a user's own, the engine calls Python for it."""
+        """Return the formulas for the engine. For a user's own ``weight`` or ``rate``, the engine calls Python."""
         own_weight, own_rate = type(self).weight is not Staleness.weight, type(self).rate is not Staleness.rate
         return self._formulas("ask" if own_weight else self.kernel, "ask" if own_rate else self.rate_kernel)
 
@@ -193,12 +192,12 @@ class Polynomial(Staleness):
 class CosineGate(Staleness):
     """``s(tau) = exp(-alpha*tau) * (1 + cos(pi*tau/cutoff))/2``, and 0 from the cutoff on (CGAD, arXiv 2605.09126).
 
-    The update is scaled before it enters the optimizer's moments. The paper's optimizer is Adam. An update beyond the
-    cutoff makes a step along zero. The paper's abstract mentions the exponential, and a cosine that reaches zero at a
-    cutoff. Half a period of the cosine is an interpretation of this.
+    The weighted update enters the optimizer's moments. The paper's optimizer is Adam. An update with weight 0 still
+    makes a step, along a vector of zeros. The paper's abstract only mentions an exponential, and a cosine that reaches
+    zero at a cutoff. That the cosine has half a period up to the cutoff is an interpretation.
 
     Args:
-        alpha: how fast information decays, >= 0.
+        alpha: how fast the exponential falls, >= 0.
         cutoff: updates with at least this delay have weight 0, > 0.
 
     Example:
@@ -214,7 +213,7 @@ class CosineGate(Staleness):
 
 @dataclass(frozen=True)
 class Cutoff(Staleness):
-    """Drops an update with a delay of at least ``delay``: no step and no version (Ringmaster ASGD, arXiv 2501.16168).
+    """Drops updates whose delay is at least ``delay``, without a step (Ringmaster ASGD, arXiv 2501.16168).
 
     Args:
         delay: R, >= 1.
@@ -231,9 +230,9 @@ class Cutoff(Staleness):
 
 @dataclass(frozen=True)
 class DelayAdaptive(Staleness):
-    """A learning rate that shrinks if the largest delay in a step exceeds a threshold.
+    """A learning rate that shrinks if ``tau_max``, the largest delay in a step, exceeds a threshold.
 
-    The rate is ``lr`` while ``tau_max <= threshold``. Beyond it, ``rule`` decides:
+    The rate is ``lr`` if ``tau_max <= threshold``. Otherwise the rate depends on ``rule``:
 
     ============== ============================== =====================================================
     ``scaled``      ``min(lr, lr/tau_max)``        FADAS, Eq. 77, used in its experiments
@@ -245,7 +244,7 @@ class DelayAdaptive(Staleness):
 
     Args:
         threshold: tau_c, >= 0.
-        rule: one of the above.
+        rule: one of the rules above.
         lipschitz: L, > 0, for ``rule="lipschitz"`` only.
 
     Example:
@@ -272,16 +271,17 @@ class DelayAdaptive(Staleness):
 class Euclidean(Staleness):
     """The weight is ``lam/(gamma + eps)`` with ``gamma = |x_t - x_s|/|Delta|``. Local steps depend on gamma, too.
 
-    AsyncFedED's paper, Eqs. 6 to 8. The next number of local steps ``K_next = K + floor((gamma_bar - gamma)*kappa)`` is
-    limited to 1..max_local_steps, where K is the client's last number. An update of norm zero changes nothing.
+    These are Eqs. 6 to 8 of AsyncFedED's paper. ``K_next = K + floor((gamma_bar - gamma)*kappa)``, limited to
+    1..max_local_steps, is the number of local steps of the client's next task, where K is the number of its last task.
+    An update of norm zero is dropped.
 
     Args:
         lam: lambda, > 0.
         eps: > 0. The weight is at most ``lam/eps``.
-        gamma_bar: the target staleness, >= 0.
+        gamma_bar: the target of gamma, >= 0.
         kappa: how fast K changes, >= 0.
-        local_steps: the first K, >= 1.
-        max_local_steps: the largest K, or None.
+        local_steps: K of a client's first task, >= 1.
+        max_local_steps: the largest K. None: no limit.
         gamma_max: updates with a larger gamma are discarded (the paper's Assumption 4). None: never.
 
     Example:

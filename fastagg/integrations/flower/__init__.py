@@ -1,7 +1,7 @@
-"""Flower strategies that use a :class:`fastagg.Server` for state and arithmetic.
+"""Flower strategies that use a :class:`fastagg.Server` for state and arithmetic. Users import them from here.
 
-:class:`SyncStrategy` and :class:`AsyncStrategy` are for Flower's current API (``flwr.serverapp.strategy``),
-:class:`ClassicStrategy` is for the older API (``flwr.server.strategy``).
+:class:`SyncStrategy` and :class:`AsyncStrategy` are for Flower's current API (``flwr.serverapp.strategy``).
+:class:`ClassicStrategy` is for Flower's older API (``flwr.server.strategy``).
 
 Raises:
     MissingDependency: flwr is not installed, or too old.

@@ -1,6 +1,6 @@
-"""Asynchronous training in Flower: a free node gets the current model at once. There are no rounds.
+"""A Flower strategy for asynchronous training. Each free node gets the current model at once, and there are no rounds.
 
-Flower's ServerApp calls the strategy from one thread. An update counts once, even if the server restarts.
+Flower's ServerApp calls the strategy from one thread. An update counts at most once, even if the server restarts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_ROUNDS = (
 
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: object, **__: object) -> NoReturn:
-        """Raise ConfigError: this method is not available, because there are no rounds."""
+        """Not available, because there are no rounds. Raises ConfigError."""
         raise ConfigError(f"{name}: {_NO_ROUNDS}")
 
     return refuse
@@ -60,19 +60,19 @@ class AsyncStrategy(FedAvg):
         server: a Server, or a preset (``fastagg.FADAS``, ``FedBuff``, ``ACE``, ``AsyncFedED``, ...) with its settings
             bound by :func:`functools.partial`. A preset makes the server from ``initial_arrays``.
         concurrency: the most nodes that train at the same time. None: all nodes that are online.
-        choose: ``choose(free, version)`` gets the free nodes, longest waiting first. It returns the nodes that get this
-            version, in order. None: all free nodes get it.
-        evaluate_clients_every: versions between two evaluations on clients. A ``fraction_evaluate`` of the online nodes
-            evaluate, at least ``min_evaluate_nodes``. Training continues meanwhile. None: never.
-        checkpoint: a file for the server, the history and the nodes' numbers. If the file exists, the run continues
-            from it, and tasks that were open are sent again.
+        choose: ``choose(free, version)`` gets the free nodes, the longest waiting node first. The function returns the
+            nodes to which the version is sent, in order. None: all free nodes get the version.
+        evaluate_clients_every: clients evaluate each version whose number is a multiple of this: ``fraction_evaluate``
+            of the online nodes, and at least ``min_evaluate_nodes``. Training continues meanwhile. None: never.
+        checkpoint: a file for the server's state, the history and the nodes' client ids. If the file exists, the run
+            continues from the file, and nodes get a new task in place of a task that was open.
         checkpoint_every: versions between two checkpoints.
-        settings: those of :class:`fastagg.integrations.goals.Settings`, and of ``flwr.serverapp.strategy.FedAvg``.
-            While fewer than ``min_available_nodes`` (1) are online, no node gets a task.
+        settings: settings of :class:`fastagg.integrations.goals.Settings`, and of ``flwr.serverapp.strategy.FedAvg``.
+            While fewer than ``min_available_nodes`` (1) nodes are online, no node gets a task.
 
     Attributes:
-        server: the Server, after the start.
-        session: the state of the run, after the start: ``session.summary()``, ``session.tally``.
+        server: the Server. None before the start, unless the user passed a Server.
+        session: the state of the run: ``session.summary()``, ``session.tally``. None before the start.
 
     Raises:
         ConfigError: a setting is out of range, unknown or would have no effect, or the server is synchronous.
@@ -118,12 +118,13 @@ class AsyncStrategy(FedAvg):
 
         Args:
             grid, initial_arrays: as in Flower.
-            train_config: as in Flower. Clients get it with ``server-round``, the version plus 1.
-            num_rounds: the number of versions. None: no limit. The setting ``stop`` is then needed.
+            train_config: as in Flower. The task's config has in addition ``server-round``, which is the version plus 1.
+            num_rounds: the number of versions, including those before a restart. None: no limit. The setting ``stop``
+                is then needed.
             timeout: seconds that a node has for one task.
             evaluate_config: as in Flower, for the evaluations of ``evaluate_clients_every``.
-            evaluate_fn: as in Flower, called with the version. It runs in a thread while replies are received. If it
-                raises ``StopIteration``, which may hold a MetricRecord, the run ends with its result.
+            evaluate_fn: ``evaluate_fn(version, arrays)``, as in Flower. It runs in a thread while replies are received.
+                If the function raises ``StopIteration``, which may hold a MetricRecord, the run ends without an error.
 
         Returns:
             Flower's history, by version. ``result.arrays`` is the last version's model. ``best=`` saves the best model.
@@ -131,7 +132,7 @@ class AsyncStrategy(FedAvg):
         Raises:
             CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
             ConfigError: there is no limit, or an argument would have no effect.
-            RunFailed: a problem is permanent.
+            RunFailed: the run cannot continue (:class:`fastagg.integrations.goals.Settings`).
         """
         if num_rounds is None and self.run.settings.stop is None:
             raise ConfigError("num_rounds: expected a limit, here or in stop=, got None for both")
@@ -152,7 +153,7 @@ class AsyncStrategy(FedAvg):
                     time.sleep(tasks.POLL)
             return run.finish()
         except RunFailed:
-            run.save()  # the progress so far is kept
+            run.save()  # keeps the progress so far
             raise
         finally:
             run.session.close()
@@ -169,7 +170,7 @@ class AsyncStrategy(FedAvg):
 
 
 class _Training:
-    """One call of :meth:`AsyncStrategy.start`. Its server is a new one, or that of the checkpoint."""
+    """One call of :meth:`AsyncStrategy.start`, with its server, session and open tasks."""
 
     def __init__(
         self, strategy: AsyncStrategy, grid: Grid, timeout: float, num_rounds: int | None,
@@ -178,17 +179,18 @@ class _Training:
         self.strategy, self.grid, self.timeout = strategy, grid, timeout
         self.versions = math.inf if num_rounds is None else num_rounds
         self.config, self.online, self.result = config, list[int](), Result()
-        self.since: list[RecordDict] = []  # metrics of the updates since the last version
+        self.since: list[RecordDict] = []  # the replies, without arrays, of the updates since the last version
         function = evaluate and (lambda version, model: evaluate(version, write_model(model)))
         kinds = ["train"] + ["clients"] * (strategy.evaluate_clients_every is not None)
         self.run = run = strategy.run
         kept = run.begin(initial, function, kinds, clock=time.monotonic)
         self.server, self.session = strategy.server, strategy.session = run.server, run.session
         self.nodes = Nodes(self.server.num_clients, strategy.choose, kept.get("nodes", {}))
-        self.book = self.session.book = Book[str, int](self.server, time.monotonic)  # by message id
+        self.book = self.session.book = Book[str, int](self.server, time.monotonic)  # the keys are message ids
         self.session.noun = "node"
         self.evaluation = ClientEvaluation(strategy, grid, evaluate_config, timeout, self._evaluated)
-        self.unevaluated: list[int] = kept.get("unevaluated", [])  # versions that clients evaluated at the last save
+        # Versions whose evaluation by clients had not ended when the checkpoint was saved.
+        self.unevaluated: list[int] = kept.get("unevaluated", [])
         restore(self.result, kept)
         if self.server.version in self.result.evaluate_metrics_serverapp:
             self.session.evaluation.skip(self.server.version)
@@ -199,10 +201,10 @@ class _Training:
     def done(self) -> bool:
         return self.server.version >= self.versions or self.session.over is not None
 
-    # -- out -----------------------------------------------------------------------------------------------------
+    # -- sending tasks -------------------------------------------------------------------------------------------
 
     def send(self) -> bool:
-        """Send the current model to free nodes. Return whether any got it."""
+        """Send the current model to free nodes. Return whether any message was sent."""
         self.online = online = list(self.grid.get_node_ids())
         busy = self.book.busy
         self.session.failures.check(online)
@@ -221,7 +223,7 @@ class _Training:
         if not assignments:
             return False
         messages, sent_tasks = [], []
-        arrays = write_model(self.server.parameters())  # freed with the messages
+        arrays = write_model(self.server.parameters())
         keys = (self.strategy.arrayrecord_key, self.strategy.configrecord_key)
         for node, client in assignments:
             task = self.server.dispatch(client)
@@ -236,10 +238,10 @@ class _Training:
                 self._give_up(message_id, "the message could not be sent")
         return bool(pushed)
 
-    # -- in ------------------------------------------------------------------------------------------------------
+    # -- receiving replies ---------------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Take the replies that have arrived, up to the limits. Return whether there were any."""
+        """Take the replies that have arrived, until the run is done. Return whether there were any."""
         has_replies = False
         for batch in tasks.pull(self.grid, [*self.book.keys_of(), *self.evaluation.waiting], self.server):
             has_replies = True
@@ -266,7 +268,7 @@ class _Training:
                 self._stepped()
 
     def expire(self) -> bool:
-        """End the tasks whose time is over. Return whether there were any."""
+        """End the tasks whose deadline is over. Return whether there were any."""
         self.evaluation.expire()
         late = self.book.late()
         for message_id in late:
@@ -293,7 +295,7 @@ class _Training:
             self.save()
 
     def settle(self, wait: bool = False) -> bool:
-        """Store the results of evaluations. Return whether there were any."""
+        """Store the results of evaluations that have ended. Return whether there were any."""
         rows = self.session.settle(wait)
         for row in rows:
             if row.result is not None:
@@ -315,7 +317,7 @@ class _Training:
     # -- the end, and checkpoints --------------------------------------------------------------------------------
 
     def finish(self) -> Result:
-        """Return the history. Open tasks end and never count."""
+        """End the run, wait for its evaluations, and return the history. Open tasks end and do not count."""
         if out := self.book.end():
             log.info("fastagg: %d tasks were still out; their answers will not count", len(out))
         if self.session.over is None:

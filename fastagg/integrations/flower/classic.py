@@ -1,7 +1,7 @@
 """A strategy for Flower's older API, in which a round's results come as one list. Flower's server calls the strategy.
 
-A result counts once, or is dropped with a line in the log. If Flower's model differs from the server's, it becomes the
-server's model.
+A result counts once, or is dropped with a line in the log. If Flower's model differs from the server's, Flower's model
+replaces the server's.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Folded = tuple[int, dict[str, Scalar]]  # a result's number of examples and its 
 
 
 class ClassicStrategy(Rounds[str], FedAvg):
-    """Any synchronous rule of fastagg as a ``flwr.server.strategy.Strategy``; see :class:`SyncStrategy`.
+    """Any synchronous rule of fastagg as a ``flwr.server.strategy.Strategy``, like :class:`SyncStrategy`.
 
     Args:
         server, lr, deterministic: as in :class:`SyncStrategy`. The model is a list of arrays.
-        checkpoint: a file for the server, written after every round. If the file exists, Flower's server starts from
-            its model. Rounds are then counted from 1 again.
-        flower: settings of ``flwr.server.strategy.FedAvg``, and ``max_in_a_row``: the run ends after so many failures
-            in a row, or rounds in a row that are too small for their rule.
+        checkpoint: a file for the server's state, written after every round. If the file exists, Flower's server starts
+            from the file's model, and counts rounds from 1 again.
+        flower: settings of ``flwr.server.strategy.FedAvg``, and ``max_in_a_row`` (50): the run ends after so many
+            failures in a row, and after so many rounds in a row that were too small for their rule.
     """
 
     _advice = "Flower's server must ask initialize_parameters for it"
@@ -65,7 +65,7 @@ class ClassicStrategy(Rounds[str], FedAvg):
         self._set_up(server, settings, checkpoint, lr, deterministic)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """Return the checkpoint's model, a Server's own, or ``initial_parameters``."""
+        """Return the first model: the checkpoint's if there is one, otherwise a Server's or ``initial_parameters``."""
         initial, file = super().initialize_parameters(client_manager), self.run.file
         if self.session is None and file is not None and file.exists():
             self._begin(_model_of(file))
@@ -79,7 +79,7 @@ class ClassicStrategy(Rounds[str], FedAvg):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Sample clients as Flower does, and remember each client's task."""
+        """Sample clients as Flower does, and open a task for each client."""
         self._adopt(_arrays(parameters))
         self._configure(server_round)
         chosen = super().configure_fit(server_round, parameters, client_manager)
@@ -89,15 +89,15 @@ class ClassicStrategy(Rounds[str], FedAvg):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Return instructions as Flower does. First save a new version."""
+        """Return instructions as Flower does. If the version is new, first save the checkpoint."""
         server = self._adopt(_arrays(parameters))
-        if server.version != self.run.saved:  # a wrapper may have added noise: save it
+        if server.version != self.run.saved:  # saved here, because a wrapper may have added noise after the step
             self.run.save()
         return super().configure_evaluate(server_round, parameters, client_manager)
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
-        """Evaluate as Flower does. Flower calls this method before the first round. So the model, which may be a
-        client's, is known even if a subclass has its own ``configure_fit``."""
+        """Evaluate as Flower does. Flower calls this method before the first round. If the server has no model yet, it
+        takes ``parameters``, because a subclass may have its own ``configure_fit``."""
         if self.session is None:
             self._adopt(_arrays(parameters))
         return super().evaluate(server_round, parameters)
@@ -108,9 +108,9 @@ class ClassicStrategy(Rounds[str], FedAvg):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Add every result in one pass over memory, then close the round with the good results.
+        """Add all results in one pass over memory, then end the round. Refused results do not count.
 
-        A result's metrics may hold ``fastagg-kind`` and ``fastagg-version``.
+        A result's metrics may have ``fastagg-kind`` and ``fastagg-version``, as in ``integrations.replies.answer``.
         """
         if not results or (failures and not self.accept_failures):
             return None, {}
@@ -138,7 +138,7 @@ class ClassicStrategy(Rounds[str], FedAvg):
 
 
 def _model_of(path: Path) -> list[Tensor]:
-    """Return the model of a checkpoint as a list."""
+    """Return the model of a checkpoint as a list of tensors."""
     state = files.read(path)
     layout, buffers = Layout.from_spec(state["layout"]), state["buffers"]
     model = layout.views(state["flat"], buffers["values"], buffers["counters"])

@@ -1,4 +1,4 @@
-"""A mod of Flower's clients that sends updates in fewer bytes."""
+"""A mod of Flower's clients that sends updates in fewer bytes. Flower's ClientApp calls the mod for each message."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from fastagg.integrations.flower.records import read, write
 from fastagg.integrations.flower.tasks import CONTROL, EXTRA, of_kind
 
 KIND = "fastagg-kind"
-KEPT = "fastagg-encoding"  # records of the client's state
-METRICS = "fitres.metrics"  # where the older API looks
+KEPT = "fastagg-encoding"  # the name of this mod's record. The residual's record has this name and "-residual".
+METRICS = "fitres.metrics"  # the record from which Flower makes the metrics that its older API passes to strategies
 
 
 class EncodingMod:
     """Encodes the update of every train reply, for :class:`SyncStrategy`, :class:`AsyncStrategy` and
-    :class:`ClassicStrategy`: ``ClientApp(mods=[EncodingMod("int8")])``. It stands last among mods that read arrays.
+    :class:`ClassicStrategy`: ``ClientApp(mods=[EncodingMod("int8")])``. This mod must be the last that reads a reply's
+    arrays. Flower passes a reply to the first mod of the list last, so list this mod before mods that read arrays.
 
-    What a biased format leaves out is in the context's state, so that Flower keeps it, and goes with the next update. A
-    reply that cannot be encoded (a model with running statistics, NaN) becomes an error, which the server's log names.
+    The part of an update that a biased format leaves out is stored in the context's state, and added to the next
+    update. A reply that cannot be encoded (a model with running statistics, NaN) becomes an error in the server's log.
 
     Args:
         format: as in :func:`fastagg.encode`.
@@ -67,7 +68,7 @@ class EncodingMod:
 
 
 def _model(records: RecordDict) -> str:
-    """Return the key of the one ArrayRecord that is a model or an update."""
+    """Return the key of the only ArrayRecord that is a model or an update."""
     keys = [key for key in of_kind(records, ArrayRecord) if key not in (CONTROL, EXTRA)]
     if len(keys) != 1:
         raise ShapeMismatch(f"expected one ArrayRecord, got {sorted(keys)}")

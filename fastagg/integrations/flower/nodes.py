@@ -1,7 +1,7 @@
 """Chooses the nodes that train next, gives nodes their client ids, and lets nodes evaluate while others train.
 
-Only :class:`AsyncStrategy` uses this module. A version's evaluation is reported once, when all its nodes have answered
-or are late.
+Only :class:`AsyncStrategy` uses this module, from one thread. The evaluation of a version is reported once, when every
+asked node has answered or is late.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ NodeChooser = Callable[[Sequence[int], int], Iterable[int]]
 
 
 class Nodes:
-    """Nodes that come and go. The node that has waited longest is next.
+    """Chooses nodes for tasks. By default the node that has waited longest is next.
 
     Args:
         num_clients: n, if the rule keeps a row for each client. Nodes then get the client ids 0..n-1 in order of
-            appearance, and a new node takes the id of a node that has left. None: the client id is the node's id.
-        choose: ``choose(free, version)`` gets the free nodes, longest waiting first, and returns the nodes that get
-            this version, in order.
-        clients: the numbers of nodes, from a checkpoint.
+            appearance. When all ids are taken, a new node gets the id of a node that has left. None: the client id is
+            the node's id.
+        choose: as in :class:`AsyncStrategy`.
+        clients: client ids by node, from a checkpoint.
     """
 
     def __init__(self, num_clients: int | None, choose: NodeChooser | None, clients: Mapping[int, int]) -> None:
         self._choose, self.clients = choose, dict(clients)
         self._free = None if num_clients is None else sorted(set(range(num_clients)) - set(clients.values()))
-        self._last: dict[int, int] = {}  # node -> when it was last given a task, counted in tasks
-        self._given = 0
-        self._unused: set[int] = set()  # nodes for which there is no client id
+        self._last: dict[int, int] = {}  # by node: the number of the last task that the node got
+        self._given = 0  # the number of tasks so far
+        self._unused: set[int] = set()  # nodes without a client id that the log has named
 
     def free(self, idle: Iterable[int], present: Set[int], room: int, version: int) -> list[tuple[int, int]]:
-        """Return up to ``room`` pairs (node, client) that get ``version``.
+        """Return up to ``room`` pairs of a node and its client id, for tasks with ``version``.
 
         Args:
-            idle: nodes that could get a task.
-            present: nodes that are online or have a task. Their ids are not given to others.
+            idle: nodes that may get a task.
+            present: nodes that are online or have a task. The client ids of these nodes are not given to others.
 
         Raises:
-            ConfigError: ``choose`` returned another node.
+            ConfigError: ``choose`` returned a node that is not free, or a node twice.
         """
         waiting = sorted(idle, key=lambda node: (self._last.get(node, -1), node))
         if room <= 0 or not waiting:
@@ -86,17 +86,18 @@ class Nodes:
 
 
 class ClientEvaluation:
-    """Versions that nodes evaluate.
+    """Lets nodes evaluate versions, and averages their metrics.
 
     Args:
         strategy: provides ``fraction_evaluate``, ``min_evaluate_nodes`` and ``evaluate_metrics_aggr_fn``.
         config: the user's settings for the nodes.
         timeout: seconds that a node has for an evaluation.
-        report: called with a version, its averaged metrics and its model, when all nodes have answered or timed out.
+        report: ``report(version, metrics, model)`` is called with the averaged metrics, if there are any, when all
+            nodes have answered or are late.
 
     Attributes:
-        waiting: by message id, the node, the version that it evaluates, and the deadline.
-        open: the versions whose evaluation has not ended, each with its model and its replies.
+        waiting: by message id: the node, the version that the node evaluates, and the deadline.
+        open: by version: the model and the replies so far, for evaluations that have not ended.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class ClientEvaluation:
         self._end(version)
 
     def take(self, message: Message) -> bool:
-        """Take a reply. Return whether it belongs to one of these evaluations."""
+        """Take a reply if it belongs to an evaluation. Return whether it does."""
         node, version, _ = self.waiting.pop(message.metadata.reply_to_message_id, (0, None, 0.0))
         if version is None:
             return False
@@ -147,7 +148,7 @@ class ClientEvaluation:
                 self._end(version)
 
     def _end(self, version: int) -> None:
-        """Report a version, unless some of its nodes may still answer."""
+        """Report the metrics of ``version``, unless the evaluation waits for a node."""
         if any(waited == version for _, waited, _ in self.waiting.values()):
             return
         model, replies = self.open.pop(version)

@@ -1,6 +1,7 @@
 """Converts Flower's arrays, which are bytes of .npy files, to tensors and back. Also converts models and histories.
 
-Arrays are copied only if necessary. Bytes that are no array raise a named error. ``read`` and ``write`` are public.
+Arrays are copied only if necessary. Bytes that are no array raise a named error. The strategies call this module. Users
+may call :func:`read` and :func:`write`.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from fastagg._types import Arrays, State
 from fastagg.errors import DTypeMismatch, ShapeMismatch
 from fastagg.server.server import Server
 
-NUMPY = "numpy.ndarray"  # Flower's name for .npy bytes
+NUMPY = "numpy.ndarray"  # Flower's name for arrays in the bytes of .npy files
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _LONGEST_HEADER = 65_536
 
 with warnings.catch_warnings():
-    # torch warns once that tensors on bytes must not be written to. No code here writes to them.
+    # torch warns once when a tensor is made on read-only bytes. This module never writes to such tensors.
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 def read(record: Mapping[str, Array]) -> dict[str, Tensor]:
-    """Return the tensors of an ArrayRecord by name. They share the record's memory. Do not write to them.
+    """Return the tensors of an ArrayRecord by name. The tensors share the record's memory. Do not write to them.
 
     Unlike ``ArrayRecord.to_torch_state_dict`` this function makes no copies and supports bfloat16.
 
     Raises:
-        ShapeMismatch: an array's bytes are damaged, or do not fit its shape.
-        DTypeMismatch: an array's bytes hold no numbers, or are not an .npy file.
+        ShapeMismatch: an array's bytes are not an .npy file, or do not fit the array's shape.
+        DTypeMismatch: the record is not in Flower's NumPy format, or an array holds no numbers.
     """
     for name, array in record.items():
         if array.stype != NUMPY:
@@ -48,8 +49,7 @@ def read(record: Mapping[str, Array]) -> dict[str, Tensor]:
 
 
 def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
-    """Return an ArrayRecord of tensors or NumPy arrays by name. The names of a list are "0", "1", ... Each array keeps
-    its dtype."""
+    """Return an ArrayRecord of tensors or NumPy arrays. Arrays keep their dtypes. A list's names are "0", "1", ..."""
     if not isinstance(arrays, Mapping):
         arrays = {str(i): array for i, array in enumerate(arrays)}
     written = ((name, to_npy(array)) for name, array in arrays.items())
@@ -57,14 +57,14 @@ def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
 
 
 def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
-    """Return the tensor in the bytes of an .npy file. It shares their memory. ``dtype``: Flower's dtype, because the
-    header cannot name bfloat16."""
+    """Return the tensor in the bytes of an .npy file. The tensor shares the bytes' memory if the byte order is native.
+    ``dtype``: Flower's dtype, because the header cannot name bfloat16. ``label`` is for errors."""
     length = 10 + int.from_bytes(data[8:10], "little") if data[6:7] == b"\x01" else _LONGEST_HEADER
     try:
         shape, columns_first, kind, start = _header(data[:length])
     except (ValueError, LookupError, TypeError, SyntaxError, TokenError) as error:
         raise ShapeMismatch(f"{label}: these are not the bytes of an .npy file: {error}") from None
-    # NumPy has no bfloat16. In a file its elements are two bytes without a type.
+    # NumPy has no bfloat16. In a file, bfloat16 elements are two bytes without a type (V2).
     name = "bfloat16" if kind.str.endswith("V2") and dtype == "bfloat16" else kind.name
     theirs = getattr(torch, name, None)
     if not isinstance(theirs, torch.dtype):
@@ -82,7 +82,7 @@ def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
     return flat.view(shape[::-1]).permute(*range(len(shape) - 1, -1, -1)) if columns_first else flat.view(shape)
 
 
-@lru_cache(maxsize=4096)  # all clients have the same headers, and parsing takes longer than the kernels
+@lru_cache(maxsize=4096)  # clients send equal headers, and parsing a header can take longer than adding its array
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     head = io.BytesIO(data)
     shape, columns_first, kind = _HEADERS[np.lib.format.read_magic(head)](head)
@@ -90,7 +90,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
 
 
 def to_npy(array: Arrays) -> tuple[str, tuple[int, ...], bytes]:
-    """Return an array's dtype by name, its shape, and the bytes of an .npy file."""
+    """Return an array's dtype by name, its shape, and the bytes of an .npy file with the array."""
     if not isinstance(array, Tensor):
         array = np.ascontiguousarray(array)
         name, kind, shape, body = array.dtype.name, array.dtype.str, array.shape, array.reshape(-1).view(np.uint8)
@@ -112,7 +112,7 @@ def write_model(model: Arrays) -> ArrayRecord:
 
 
 def formed(server: Server, arrays: Arrays) -> Arrays:
-    """Return arrays by name, as records have them, in the form of the server's model. A list stays a list."""
+    """Return a record's arrays in the form of the server's model, which may be a mapping, a list or one array."""
     form = server.layout.form
     if form in ("module", "state_dict") or not isinstance(arrays, Mapping):
         return arrays

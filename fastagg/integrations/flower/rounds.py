@@ -1,7 +1,7 @@
 """The common part of the synchronous strategies for Flower's two APIs: the model, the tasks, and a round's replies.
 
-A reply counts once, or is refused and changes nothing. Replies are freed as they are added, unless other code reads
-them. Only the strategies call this module, from one thread.
+A reply counts once, or is refused and changes nothing. Each reply is freed after it was added, unless other code reads
+the replies. Only the strategies call this module, from one thread.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ KeptReply = TypeVar("KeptReply")
 
 
 class Round(Book[Holder, Holder]):
-    """A round's open tasks, by node or client."""
+    """A round's open tasks. A task's key is its node or client."""
 
-    _said = False  # whether a changed model was logged
+    _said = False  # whether the log has said that other code changed the model
 
     def send(self, holders: Iterable[Holder]) -> None:
         for holder in holders:
             self.put(holder, holder, self.server.dispatch(holder))
 
     def answered(self, holder: Holder) -> OpenTask[Holder]:
-        """Return the task that ``holder`` has answered. If there is none, open one: a subclass may have sent messages
-        without ``super()``."""
+        """Return the task that ``holder`` has answered. If the book has none, open a task, because a subclass may have
+        sent messages without a call of ``super()``."""
         return self.pop(holder) or OpenTask(holder, self.server.dispatch(holder))
 
     def adopt(self, arrays: Arrays) -> None:
-        """If other code has changed Flower's arrays, use them as the server's model, and end open tasks."""
+        """If Flower's ``arrays`` differ from the server's model, end open tasks and make ``arrays`` the model."""
         if models.holds(self.server, arrays):
             return
         self.end()
@@ -60,16 +60,16 @@ class Round(Book[Holder, Holder]):
 
 
 class Gathering(Generic[Holder, Reply, KeptReply]):
-    """Adds the replies of one round, and keeps apart those that count and those that do not.
+    """Adds the replies of one round to the server's sum, and lists which replies count.
 
     Args:
         read: ``read(task, reply)`` returns the answer to the task.
-        keep: ``keep(holder, reply, receipt)`` returns the part of a reply that is kept. The receipt is None if the
-            reply does not count.
+        keep: ``keep(holder, reply, receipt)`` returns the part of a reply that :attr:`good` keeps. The receipt is None
+            if the reply does not count.
 
     Attributes:
-        good: the kept parts of the replies that count.
-        bad: the clients that did not answer or whose replies do not count, with the errors.
+        good: what ``keep`` returned for each reply that counts.
+        bad: pairs of a client that did not answer, or whose reply does not count, and the error.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         """End the round. Return whether the model has stepped.
 
         Raises:
-            RunFailed: clients fail, or are refused, again and again. Or no reply of the round could be used, for
-                reasons that are not a single client's fault.
+            RunFailed: there were too many failures or refused replies in a row. Or no reply of the round counts, and
+                at least one error is not a single client's fault.
         """
         session = self._session
         session.close_round()
-        memory.trim()  # there is no update before the next round
+        memory.trim()  # frees unused memory, because no update comes before the next round
         session.book.end()
         tasks.log.info("fastagg: a round of %d updates, version %d", len(self.good), session.server.version)
         for holder, error in self.bad:
@@ -124,7 +124,7 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         for holder, receipt in self._taken:
             session.taken(holder, receipt)
         session.failures.check(())
-        faults = ClientFailure, LateReply, NonFiniteUpdate, UpdateTooLarge  # the fault of a single client
+        faults = ClientFailure, LateReply, NonFiniteUpdate, UpdateTooLarge  # errors that are a single client's fault
         wrong = [error for _, error in self.bad if not isinstance(error, faults)]
         if wrong and not self.good:
             raise RunFailed(f"no reply of this round could be used; {type(wrong[0]).__name__}: {wrong[0]}")
@@ -132,15 +132,16 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
 
 
 class Rounds(Generic[Holder]):
-    """A strategy's run in rounds. Among a strategy's bases, this class must come before Flower's class.
+    """Base class of strategies that run in rounds. A strategy must name this base class before Flower's class.
 
     Attributes:
         run: the run's rule, settings and files.
-        server, session: the Server, and the run's state (``session.summary()``, ``session.tally``), after the start.
+        server: the Server. None before the start, unless the user passed a Server.
+        session: the run's state (``session.summary()``, ``session.tally``). None before the start.
         lr, deterministic: the strategy's arguments.
     """
 
-    _advice: str  # what a message advises if the server has another model than Flower
+    _advice: str  # for the error when the server has another model than Flower: what the user should do
 
     def _set_up(
         self, server: Maker | Server, settings: Settings, checkpoint: str | os.PathLike[str] | None,
@@ -151,7 +152,7 @@ class Rounds(Generic[Holder]):
         self._own = server if isinstance(server, Server) else None
         self.server: Server | None = self._own
         self.session: Session | None = None
-        self._tasks: Round[Holder]  # made with the session
+        self._tasks: Round[Holder]  # set when the session is made
 
     def _begin(self, model: Arrays, kinds: Iterable[str] = ()) -> State:
         kept = self.run.begin(model, kinds=kinds)
@@ -162,8 +163,8 @@ class Rounds(Generic[Holder]):
         return kept
 
     def _adopt(self, arrays: Arrays) -> Server:
-        """Use Flower's arrays as the server's model, because other code may have changed them. Begin the run first, if
-        needed."""
+        """Begin the run if it has not begun. If ``arrays``, which other code may have changed, differ from the server's
+        model, make ``arrays`` the model."""
         begins = self.session is None
         if begins:
             self._begin(arrays)
@@ -176,7 +177,7 @@ class Rounds(Generic[Holder]):
         return self.server
 
     def _configure(self, number: int) -> Server:
-        """Prepare round ``number``. Open tasks of an earlier, abandoned round end."""
+        """Set the learning rate of round ``number``, and end tasks that are still open from an earlier round."""
         assert self.server is not None
         self._tasks.end()
         lr = self.server.optimizer.lr if self.lr is None else self.lr(number)
@@ -186,15 +187,15 @@ class Rounds(Generic[Holder]):
 
 
 class Replies(UserList[Message]):
-    """A list of replies, most of which have not arrived yet.
+    """A list of replies. Replies that have not arrived yet are pulled when the list is read.
 
-    Code that reads, counts or changes the list waits for all replies, and all are kept. ``if replies:`` waits only for
-    the first replies.
+    Code that reads, counts or changes the list waits until all replies have arrived. The list then keeps all replies.
+    ``if replies:`` waits only for the first replies.
 
     Args:
         messages: the replies that have arrived.
-        batches: the replies that will arrive.
-        looked_at: whether other code has read the list. Reading sets it.
+        batches: an iterator that waits for the other replies and yields them.
+        looked_at: whether other code may have read the list. Reading the list sets it to True.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ class Replies(UserList[Message]):
         self._here, self._batches, self.looked_at = list(messages), iter(batches), looked_at
 
     @property
-    def data(self) -> list[Message]:  # all methods of UserList read and set it
+    def data(self) -> list[Message]:  # all methods of UserList use this attribute
         self.looked_at = True
         for batch in self._batches:
             self._here += batch
@@ -219,7 +220,7 @@ class Replies(UserList[Message]):
         return bool(self._here)
 
     def fold(self) -> Iterator[list[Message]]:
-        """Yield the replies in batches. If ``looked_at`` is false, the caller may free their arrays."""
+        """Yield the replies in batches. The caller may free the arrays of these replies if ``looked_at`` is False."""
         if self.looked_at:
             yield list(self._here)
             return
@@ -233,10 +234,10 @@ class Replies(UserList[Message]):
 
 
 class StreamedGrid:
-    """A grid whose ``send_and_receive`` returns before replies arrive.
+    """A grid whose ``send_and_receive`` returns at once. The :class:`Replies` that it returns wait for the replies.
 
     Attributes:
-        heard: ids of the messages that were answered.
+        heard: ids of the sent messages to which a reply has come.
     """
 
     def __init__(self, grid: Grid, server: Server) -> None:

@@ -1,6 +1,6 @@
-"""Sorts a strategy's keyword arguments into the run's and Flower's, for the strategies.
+"""Splits a strategy's keyword arguments into the run's settings and Flower's. Only the strategies call this module.
 
-An argument that is unknown, or has no effect, raises ConfigError.
+An argument that is unknown, or would have no effect, raises ConfigError.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def split(
     """Split a strategy's settings into the run's and Flower's.
 
     Args:
-        ignored: settings that have no effect, and why.
-        strategy: the class that was given them.
-        defaults: defaults of the run's settings.
+        ignored: the names of settings that raise ConfigError because they would have no effect, with the reasons.
+        strategy: the class that got the settings.
+        defaults: the strategy's own defaults of the run's settings.
     """
     flower_names = [name for name in inspect.signature(FedAvg).parameters if name not in ignored]
     names = [name for name in _RUN if name not in ignored]
@@ -52,7 +52,7 @@ def split(
 
 
 def app() -> App:
-    """The app whose code this process runs, and its folder: Flower puts the folder first on the path."""
+    """Return the app whose code this process runs. Flower has put the app's folder on Python's path."""
     folders = [Path(entry) for entry in sys.path if entry]
     for folder in folders:
         if folder.parent == get_flwr_home() / APP_DIR and (folder / FAB_CONFIG_FILE).is_file():
@@ -65,7 +65,7 @@ def app() -> App:
 def run_of(
     server: Maker | Server, run: Settings, file: str | os.PathLike[str] | None, every: int = 1, *, rounds: bool
 ) -> AdapterRun:
-    """The run of a strategy, with its files in the app's folder."""
+    """Return the run of a strategy. Relative paths are in the app's folder. ``every``: versions between checkpoints."""
     adapter_run = AdapterRun(Rule(FLOWER, server, rounds=rounds), run, file, every, log=log.info, warn=log.warning)
     adapter_run.place(app())
     return adapter_run
@@ -78,16 +78,16 @@ def callable_or_none(name: str, function: Function | None) -> Function | None:
 
 
 def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[int], float]:
-    """The learning rate of Flower's FedAdam by round, t = 1, 2, ...: ``lr * sqrt(1 - b2^(t+1)) / (1 - b1^(t+1))``.
+    """Return a function for ``lr=`` of :class:`SyncStrategy` that makes FedAdam's numbers equal to Flower's.
 
-    With this as ``lr=``, FedAdam gives Flower's numbers.
+    In round t = 1, 2, ... the function returns ``lr * sqrt(1 - b2^(t+1)) / (1 - b1^(t+1))``.
     """
     first, second = betas
     return lambda number: lr * math.sqrt(1 - second ** (number + 1)) / (1 - first ** (number + 1))
 
 
 def say_what_differs(server: Server, scheduled: bool) -> None:
-    """Log one line for each reason why equal settings give other numbers than Flower's strategy.
+    """Log one line for each reason why this server and Flower's strategy with equal settings give different numbers.
 
     Args:
         scheduled: whether the user sets a learning rate for each round.

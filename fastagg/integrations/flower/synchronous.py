@@ -1,6 +1,6 @@
-"""Flower's rounds with fastagg's arithmetic. Flower's ServerApp, and wrappers, call the strategy from one thread.
+"""A Flower strategy for synchronous rounds. Flower's ServerApp, or a wrapper, calls the strategy from one thread.
 
-Replies are added as they are read. A step is saved before it is evaluated.
+Each reply is added when it is read. The checkpoint is written after each step, before the evaluation.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _IGNORED = {
     "retry_after": "Flower samples each round's nodes anew",
     "evaluate_aside": "a round ends with its evaluation, as in Flower",
 }
-_LARGE = 1_000_000  # from so many parameters on, a collection of garbage costs little in comparison
-_OF_START = ("stop", "best", "on_version", "trackers")  # settings that start() handles
+_LARGE = 1_000_000  # for models of at least so many parameters, a garbage collection is short beside a round
+_OF_START = ("stop", "best", "on_version", "trackers")  # settings that only start() handles
 
 
 class SyncStrategy(Rounds[int], FedAvg):
     """Any synchronous rule of fastagg as a Flower strategy.
 
-    Wrappers (such as Flower's differential privacy) and subclasses may change the record that the strategy returned.
-    The strategy then takes the changed record as the model and keeps the moments.
+    Wrappers (such as Flower's differential privacy) and subclasses may change the model that the strategy returned. The
+    strategy continues from the changed model and keeps the moments.
 
     Args:
         server: a Server, or a preset (``fastagg.FedAvg``, ``FedAMS``, ``FedAdam``, ``FedYogi``, ...) with its settings
-            bound by :func:`functools.partial`. A preset makes the server from ``initial_arrays``. It weighs clients by
-            ``weighted_by_key``, as Flower does, unless ``weighting`` is bound.
-        lr: ``lr(round)`` returns the server's learning rate in round 1, 2, ... None: the preset's rate.
-        deterministic: add each round's replies in the order of node ids, so that results do not depend on the
-            order of arrival. All replies of a round are then in memory at once.
-        checkpoint: a file for the server and the history, written after every round. If the file exists, the run
-            continues from it. :func:`fastagg.load` reads the file.
-        settings: ``stop``, ``best``, ``on_version``, ``trackers``, ``max_in_a_row``, ``max_seconds``,
+            bound by :func:`functools.partial`. A preset makes the server from ``initial_arrays``. The server weighs
+            clients by ``weighted_by_key``, as Flower does, unless ``weighting`` is bound.
+        lr: ``lr(round)`` returns the server's learning rate in round 1, 2, ... None: the server's own rate.
+        deterministic: whether each round's replies are added in the order of node ids, so that results do not depend on
+            the order of arrival. All replies of a round are then in memory at the same time.
+        checkpoint: a file for the server's state and the history, written after every round. If the file exists, the
+            run continues from the file. :func:`fastagg.load` reads it, too.
+        settings: ``stop``, ``best``, ``on_version``, ``trackers``, ``max_in_a_row``, ``max_seconds`` and
             ``evaluate_every`` of :class:`fastagg.integrations.goals.Settings`, and the settings of
             ``flwr.serverapp.strategy.FedAvg``.
 
@@ -76,12 +76,12 @@ class SyncStrategy(Rounds[int], FedAvg):
         run, flower = split(settings, _IGNORED, SyncStrategy, max_failures=None)
         super().__init__(**flower)
         self._set_up(server, run, checkpoint, lr, deterministic)
-        self._kinds = ["train", "clients", ""]  # the kinds of metrics of the run, if a wrapper runs the rounds
+        self._kinds = ["train", "clients", ""]  # see AdapterRun.begin. start() sets the kinds that the run has.
         self._sent: list[Metadata] = []  # the metadata of the round's messages
         self._streaming: StreamedGrid | None = None  # the grid of the round that start() runs
         self._rounds = 0  # the number of the current or last round
         self._result = Result()
-        self._runs = False  # whether start() runs
+        self._runs = False  # whether start() is running. False while a wrapper runs the rounds.
 
     # -- a run ---------------------------------------------------------------------------------------------------
 
@@ -95,14 +95,14 @@ class SyncStrategy(Rounds[int], FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Train as Flower does, but pull replies while earlier ones are added.
+        """Train as Flower does, but add each reply when it arrives, and do not wait for all replies.
 
-        The model of a checkpoint or Server replaces ``initial_arrays``. ``num_rounds`` includes the rounds before a
-        restart.
+        The model of a checkpoint or of a Server replaces ``initial_arrays``. ``num_rounds`` includes the rounds before
+        a restart.
 
         Raises:
             CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
-            RunFailed: clients fail, or are refused, again and again.
+            RunFailed: the run cannot continue (:class:`fastagg.integrations.goals.Settings`).
         """
         _checks.whole("num_rounds", num_rounds, least=0)
         check_limits(timeout=timeout)
@@ -134,23 +134,23 @@ class SyncStrategy(Rounds[int], FedAvg):
         assert self.session is not None and self.server is not None
         number, result = self._rounds, self._result
         self._streaming = streaming = StreamedGrid(grid, self.server)
-        self._tasks.end()  # tasks are left if a subclass did not call aggregate_train of this class
+        self._tasks.end()  # tasks are still open if a subclass did not call aggregate_train of this class
         messages = list(self.configure_train(number, result.arrays, train, grid))
         self._sent = [message.metadata for message in messages]
         replies = streaming.send_and_receive(messages, timeout=timeout)
-        result.arrays = ArrayRecord()  # the model has been sent, so its memory is free for replies
+        result.arrays = ArrayRecord()  # the model has been sent, so its memory can be used for replies
         del messages
         trained, metrics = self.aggregate_train(number, replies)
         looked_at = replies.looked_at
         del replies
-        if looked_at and self.server.layout.size >= _LARGE:  # Flower's properties of records make cycles
+        if looked_at and self.server.layout.size >= _LARGE:  # reading a record's properties makes reference cycles
             gc.collect()
         result.arrays = arrays = write_model(self.server.parameters()) if trained is None else trained
         del trained
         self._adopt(read(arrays))
         if metrics is not None:
             result.train_metrics_clientapp[number] = metrics
-        self._save()  # before the evaluation, so that its errors do not undo the step
+        self._save()  # before the evaluation, so that an error in the evaluation does not lose the step
         asked = self.configure_evaluate(number, arrays, evaluate, grid)
         evaluated = self.aggregate_evaluate(number, streaming.send_and_receive(asked, timeout=timeout))
         if evaluated is not None:
@@ -173,9 +173,9 @@ class SyncStrategy(Rounds[int], FedAvg):
         self.session.measured(number, result, train, self.server.parameters())
 
     def resumed(self, initial_arrays: ArrayRecord) -> ArrayRecord:
-        """Return the model to start from: the checkpoint's if there is one, a Server's own, or ``initial_arrays``.
+        """Return the first model: the checkpoint's if there is one, otherwise a Server's or ``initial_arrays``.
 
-        :meth:`start` calls this method itself. If a wrapper starts the run, pass the result to the wrapper::
+        :meth:`start` calls this method. If a wrapper starts the run, pass the result to the wrapper::
 
             DifferentialPrivacyServerSideFixedClipping(strategy, ...).start(grid, strategy.resumed(arrays))
         """
@@ -199,7 +199,7 @@ class SyncStrategy(Rounds[int], FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample nodes as Flower does, and remember each node's task."""
+        """Sample nodes as Flower does, and open a task for each node."""
         unused = [name for name in _OF_START if getattr(self.run.settings, name) is not None]
         if unused and not self._runs:
             raise ConfigError(f"{', '.join(unused)}: a wrapper runs the rounds, and would ignore it")
@@ -214,10 +214,10 @@ class SyncStrategy(Rounds[int], FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add every reply as it arrives, then close the round with the good replies.
+        """Add each reply when it arrives, then end the round. Refused replies do not count.
 
         Raises:
-            RunFailed: clients fail, or are refused, again and again.
+            RunFailed: the run cannot continue (:class:`fastagg.integrations.goals.Settings`).
         """
         server, session = self.server, self.session
         if server is None or session is None:
@@ -228,8 +228,8 @@ class SyncStrategy(Rounds[int], FedAvg):
             replies, _ = self._check_and_log_replies(replies, is_train=True)
         if self.deterministic:
             replies = sorted(replies, key=lambda message: message.metadata.src_node_id)
-        # The SuperLink may send an error in a node's place, so nodes are found by the ids of messages. A message gets
-        # its id when it is sent.
+        # Nodes are found by the ids of sent messages, because the SuperLink may send an error in place of a node's
+        # reply. A message gets its id when it is sent.
         asked = {sent.message_id: sent.dst_node_id for sent in self._sent if sent.message_id}
         replies = replies if isinstance(replies, Replies) else Replies(replies, looked_at=True)
         frees = not replies.looked_at
@@ -259,19 +259,19 @@ class SyncStrategy(Rounds[int], FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return messages as Flower does. If a wrapper runs the rounds, first save a new version."""
+        """Return messages as Flower does. If a wrapper runs the rounds and the version is new, save it first."""
         server = self._adopt(read(arrays))
-        if not self._runs and server.version != self.run.saved:  # includes a wrapper's noise
+        if not self._runs and server.version != self.run.saved:  # saved here, because a wrapper may have added noise
             self._rounds = server_round
             self._save()
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def _miss(self, server_round: int, gathering: Gathering[int, Any, Any], asked: Mapping[str, int]) -> None:
-        """Note the nodes that did not answer as failures, except nodes whose replies a subclass has left out."""
+        """Count nodes without an answer as failures, except nodes whose replies came and a subclass left out."""
         message_ids = set() if self._streaming is None else self._streaming.heard
         nodes = {node for message_id, node in asked.items() if message_id in message_ids}
         for node in self._tasks.busy:
             if node in nodes:
                 log.info("fastagg: the reply of node %d in round %d was left out by the strategy", node, server_round)
-            elif self._runs or not gathering.good:  # else a wrapper may have left it out
+            elif self._runs or not gathering.good:  # otherwise a wrapper may have left the reply out
                 gathering.bad.append((node, ClientFailure(f"no answer in round {server_round}")))

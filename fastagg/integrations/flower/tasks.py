@@ -1,4 +1,4 @@
-"""The messages of tasks, the reading of replies, and the means of clients' metrics. Only the strategies call this."""
+"""Makes the messages of tasks, reads replies, and averages clients' metrics. Only the strategies call this module."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from fastagg.server.server import Server
 log = logging.getLogger("flwr.fastagg")  # a child of Flower's logger, so its lines appear with Flower's
 
 VERSION = "fastagg-version"  # a key in the ConfigRecord of a task. A reply may have it in any ConfigRecord.
-STEPS = "fastagg-local-steps"  # in the same record, if the rule decides the local steps (AsyncFedED)
+STEPS = "fastagg-local-steps"  # a key in the same record, if the rule decides the number of local steps (AsyncFedED)
 CONTROL = "control"  # the ArrayRecord of FedAC's control variate, in tasks and replies
 EXTRA = "extra"  # the ArrayRecord of the further arrays that a user's own rule sends and takes
-# The name of the ConfigRecord that is added to each reply before a function averages the metrics. It holds the node's
-# id, and for an update its version and delay.
+# The name of the ConfigRecord that is added to each reply before a function averages the metrics. The record holds the
+# node's id, and for an update also the version and the delay of the receipt.
 WHO = "fastagg"
-_LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # the message's time was over
+_LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # Flower's errors after a message's ttl
 POLL = 0.1  # seconds between two checks for replies
-_AT_ONCE = 4  # the most replies that one call asks for, so that no more are in memory at once
-_LARGE = 4_000_000  # from so many parameters on, a call asks for one reply, because its own cost does not matter then
+_AT_ONCE = 4  # the most replies that one call of Flower returns, so that no more are in memory at the same time
+_LARGE = 4_000_000  # from so many parameters on, a call returns one reply, because the call's own cost is then small
 
-# The user's evaluation on the server. Takes the number of a version or round, and its model.
+# The user's evaluation on the server. It gets the number of a version or round, and the model.
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 class FreedReply(RecordDict):
-    """A reply whose arrays were added and freed. Reading the arrays raises an error that says so."""
+    """A reply whose arrays were added to the sum and freed. Reading the arrays raises ConfigError."""
 
     def __init__(self, records: Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]) -> None:
         super().__init__({key: record for key, record in records.items() if not isinstance(record, ArrayRecord)})
@@ -55,7 +55,7 @@ class FreedReply(RecordDict):
 
     @property
     def array_records(self) -> TypedDict[str, ArrayRecord]:
-        """The ArrayRecords, as in Flower. ConfigError: the reply had some, and they were freed."""
+        """The ArrayRecords, as in Flower. Raises ConfigError if the reply had ArrayRecords, which were freed."""
         self._refuse(bool(self.__dict__["_freed"]))
         return super().array_records
 
@@ -69,15 +69,14 @@ class FreedReply(RecordDict):
 
 
 def of_kind(records: Mapping[str, object], kind: type[Record]) -> dict[str, Record]:
-    """Return the records of one kind. RecordDict's own properties, such as ``array_records``, would make a cycle of
-    references, so that only the garbage collector could free the arrays."""
+    """Return the records of one kind. RecordDict's own properties, such as ``array_records``, make a cycle of
+    references. Then only the garbage collector could free the arrays."""
     return {key: record for key, record in records.items() if isinstance(record, kind)}
 
 
 def content(task: Dispatch, arrays: ArrayRecord, stated: Mapping[str, object], keys: tuple[str, str]) -> RecordDict:
-    """Return the message's content for a task. As Flower's mods expect, it has one ArrayRecord and one ConfigRecord.
-    With FedAC, or with a user's own rule that sends arrays, there is a second ArrayRecord. The ConfigRecord has the
-    user's settings and the version."""
+    """Return the content of a task's message: an ArrayRecord and a ConfigRecord, named by ``keys``. The ConfigRecord
+    has ``stated`` and the version. FedAC, and a user's own rule that sends arrays, add a second ArrayRecord."""
     record = ConfigRecord({**stated, VERSION: task.version})
     if task.local_steps is not None:
         record[STEPS] = task.local_steps
@@ -90,15 +89,16 @@ def content(task: Dispatch, arrays: ArrayRecord, stated: Mapping[str, object], k
 
 
 def answer(server: Server, task: Dispatch, message: Message, samples: str, *, still: bool = True) -> Answer:
-    """Read a node's reply.
+    """Read a node's reply as the answer to a task.
 
-    The reply must have one ArrayRecord: the trained model. If ``fastagg-kind`` in a ConfigRecord of the reply is
-    ``delta`` or ``gradient``, the ArrayRecord is that. A ``fastagg-version`` in the reply must be the task's version.
+    Besides ``control`` and ``extra``, the reply must have one ArrayRecord: the trained model. ``fastagg-kind`` in a
+    ConfigRecord of the reply may name another kind of :data:`fastagg.integrations.replies.KINDS`. A
+    ``fastagg-version`` in the reply must be the task's version.
 
     Args:
         samples: the key of the client's number of samples in a MetricRecord.
-        still: see :class:`fastagg.Answer`. Reading a reply twice takes less time than Flower's copy of it, and a second
-            sum would need the memory of another model.
+        still: as in :class:`fastagg.Answer`. True saves the memory of a second sum. The second reading of the reply
+            takes less time than Flower's copy of the reply.
 
     Raises:
         FastaggError: the reply does not fit. ClientFailure: the node sent an error.
@@ -124,11 +124,11 @@ def answer(server: Server, task: Dispatch, message: Message, samples: str, *, st
 
 
 def noted(reply: RecordDict, node: int, receipt: Receipt | None = None, *, frees: bool = True) -> RecordDict:
-    """Return a copy of a reply for the function that averages metrics. It also has a ConfigRecord ``fastagg`` with the
-    ``node-id``. For an update, the record also has the receipt's ``version`` and ``delay``.
+    """Return a copy of a reply for the function that averages metrics. The copy has a further ConfigRecord ``fastagg``
+    with the ``node-id`` and, if there is a receipt, the receipt's ``version`` and ``delay``.
 
     Args:
-        frees: whether the copy is without the arrays, so that they can be freed.
+        frees: whether the copy lacks the arrays, so that their memory can be freed.
     """
     label = ConfigRecord({"node-id": node})
     if receipt is not None:
@@ -140,16 +140,16 @@ def noted(reply: RecordDict, node: int, receipt: Receipt | None = None, *, frees
 def averaged(
     average: Callable[[list[RecordDict], str], MetricRecord], replies: list[RecordDict], samples: str
 ) -> MetricRecord | None:
-    """Return the average of the clients' metrics. A user's function is called as Flower does, and its errors end the
-    run. Flower's own is replaced: each metric's mean is over the clients that reported it, by their samples."""
+    """Return the average of the clients' metrics, or None without replies. A user's own ``average`` is called as Flower
+    calls it, and its errors end the run. Flower's default function is replaced by :func:`_means`."""
     if not replies:
         return None
     return _means(replies, samples) if average is aggregate_metricrecords else average(replies, samples)
 
 
 def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
-    """Return the metrics' means. If a metric has no mean (lists of several lengths, or no reply has samples), return
-    None, and log the reason."""
+    """Return each metric's mean over the clients that reported the metric, weighted by samples. If a metric has no mean
+    (lists of several lengths, or no reply with samples), return None and log the reason."""
     shares: dict[str, list[tuple[float, Any]]] = {}
     for reply in replies:
         for metrics in of_kind(reply, MetricRecord).values():
@@ -168,9 +168,9 @@ def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
 
 
 def pull(grid: Grid, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
-    """Yield the replies that have arrived, a few at a time."""
+    """Yield the replies to ``message_ids`` that have arrived, a few at a time."""
     ids, at_once = iter(list(message_ids)), 1 if server.layout.size >= _LARGE else _AT_ONCE
     while batch := list(islice(ids, at_once)):
         if messages := list(grid.pull_messages(batch)):
             yield messages
-            del messages  # frees them before more are read
+            del messages  # free these replies before the next ones are read

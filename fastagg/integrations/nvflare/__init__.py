@@ -1,7 +1,7 @@
-"""NVIDIA FLARE on fastagg: an aggregator for its FedAvg recipe, and asynchronous training, which FLARE lacks.
+"""Adapters for NVIDIA FLARE: an aggregator for its FedAvg recipe, and a controller for asynchronous training.
 
-Models are sent as ``FLModel``. ``current_round`` is the base version of an update. Replies are whole models
-(``ParamsType.FULL``) or differences (``ParamsType.DIFF``), in NumPy or torch.
+Models are sent as ``FLModel``. In asynchronous training, ``current_round`` is the version that a client trains from.
+Replies are whole models (``ParamsType.FULL``) or differences (``ParamsType.DIFF``), in NumPy or torch.
 
 Raises:
     MissingDependency: nvflare is not installed, or too old.

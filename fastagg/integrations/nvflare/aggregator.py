@@ -1,4 +1,7 @@
-"""FLARE's synchronous rounds with fastagg's arithmetic. FLARE calls the aggregator from several threads."""
+"""A FLARE aggregator for synchronous rounds. FLARE calls the aggregator from several threads.
+
+A reply counts once, or is refused and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,22 +40,22 @@ class Aggregator(ModelAggregator):
     """FedAvg, FedAdam, FedYogi, FedAMS and the other synchronous presets for FLARE's ``FedAvgRecipe(aggregator=...)``.
 
     Replies are added to one sum, ``at_once`` of them in a pass over memory. FLARE decides when a round ends. The round
-    uses the replies so far. The class also works in FLARE's ``ScatterAndGather``.
+    then uses the replies that have arrived. The class also works in FLARE's ``ScatterAndGather``.
 
-    A reply with wrong names, shapes or types is refused when it arrives. A reply that is not finite is refused when it
-    is added. The other replies of the same pass still count.
+    A reply with wrong names, shapes or types is refused when it arrives. A reply with NaN or infinity is refused when
+    it is added. The other replies of the same pass still count.
 
     Args:
         algorithm: a synchronous preset's name.
-        settings: the preset's keyword arguments, as plain data. FLARE sets ``clients_per_round``. Clients are weighed
-            by ``weight_key``, as in FLARE, unless ``weighting`` is set.
-        checkpoint: a file on the server for its state (model, moments, version), written after each round. After a
-            restart FLARE gets this model, whatever model the job starts from.
-        weight_key: the key of a reply's weight in its ``meta``. A reply without this key counts as 1.
+        settings: the preset's keyword arguments, as plain data, without ``clients_per_round``: FLARE chooses a round's
+            clients. Clients are weighed by ``weight_key``, as in FLARE, unless ``weighting`` is set.
+        checkpoint: a file on the server for the server's state (model, moments, version), written after each round.
+            After a restart FLARE gets the file's model, whatever model the job starts from.
+        weight_key: the key of a reply's weight in its ``meta``. The weight of a reply without this key is 1.
         at_once: the number of replies that are added in one pass. With 1, each reply is checked and then added to the
-            sum in place. Besides the model and the reply, this needs the memory of one model. 4 take a third of the
-            time, and need the memory of two models and of three waiting replies. With a rule that makes its own steps
-            (not one of the synchronous presets) all replies wait until the round ends.
+            sum in place, which needs the memory of one model besides the model and the reply. With 4, adding takes a
+            third of the time, and needs the memory of two models and of three waiting replies. With a user's own rule
+            that decides itself when to step, all replies wait until the round ends.
 
     Raises:
         ConfigError: the preset is unknown, or not synchronous.
@@ -76,15 +79,15 @@ class Aggregator(ModelAggregator):
         run = AdapterRun(rule, Settings(retry_after=0.0), checkpoint, **say)
         self._traffic = Traffic(run, None, weight_key, lean=at_once == 1)
         self._metrics = WeightedAggregationHelper()
-        self._measured = True  # whether each reply so far has metrics
-        self._named: set[str] = set()  # metrics that are no numbers, about which the log has a line
+        self._measured = True  # whether each reply of this round so far has metrics
+        self._named: set[str] = set()  # names of metrics that are no numbers and that the log has named
         self._round: set[str] = set()  # the clients that were sent the round's model
-        self._number: int | None = None
+        self._number: int | None = None  # the round's number
         self._resumed = False  # whether a checkpoint was loaded, and no round has ended since
-        self._returned: dict[str, Arrays] | None = None  # the last model that FLARE got
+        self._returned: dict[str, Arrays] | None = None  # the last model that aggregate_model returned
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Follow FLARE's run. Before a task is sent, remember its client's model. An error ends the job."""
+        """Take FLARE's first model, and remember each task before FLARE sends it. An error ends the job."""
         super().handle_event(event_type, fl_ctx)
         if event_type not in (AppEventType.INITIAL_MODEL_LOADED, AppEventType.BEFORE_TRAIN_TASK):
             return
@@ -99,7 +102,7 @@ class Aggregator(ModelAggregator):
             self.system_panic(f"fastagg: {error}", fl_ctx)
 
     def begin(self, params: dict[str, Arrays]) -> None:
-        """Take FLARE's first model. A checkpoint's model replaces it in FLARE's dictionary.
+        """Take FLARE's first model. If there is a checkpoint, its model replaces the arrays in ``params``.
 
         Raises:
             FastaggError: the model, a setting or the checkpoint is refused.
@@ -109,7 +112,7 @@ class Aggregator(ModelAggregator):
             params.update(self._traffic.model())
 
     def sent(self, client: str, model: FLModel) -> None:
-        """Remember that FLARE sends ``model`` to ``client``. The client's reply is compared with this model.
+        """Open a task, because FLARE sends ``model`` to ``client``. The client's reply is an answer to this task.
 
         Raises:
             FastaggError: the model, a setting or the checkpoint is refused.
@@ -122,12 +125,12 @@ class Aggregator(ModelAggregator):
         self._round.add(client)
 
     def _follow(self, params: dict[str, Arrays]) -> None:
-        """If other code has changed FLARE's model, use FLARE's model as the server's."""
+        """If other code has changed ``params``, FLARE's model, make ``params`` the server's model."""
         traffic = self._traffic
         is_own = self._returned is not None and all(params.get(name) is value for name, value in self._returned.items())
         if is_own or holds(traffic.server, params):
             return
-        if self._resumed:  # FLARE began with another model, and must use the checkpoint's
+        if self._resumed:  # FLARE has begun with the job's model, and must use the checkpoint's model
             params.update(traffic.model())
             return
         put(traffic.server, {name: as_tensor(value) for name, value in params.items()})
@@ -140,11 +143,11 @@ class Aggregator(ModelAggregator):
 
         Raises:
             RunFailed: too many replies were refused. FLARE's job ends, too.
-            FastaggError: the reply is refused. A reply after the end of its task (``lease``) raises no error.
+            FastaggError: the reply is refused. But no error is raised if the server had ended the task (``lease``).
         """
         client = model.meta.get("client_name") or model.meta.get(FLMetaKey.SITE_NAME)
         with self._ending_the_job():
-            # A rule that makes its own steps must not step before all clients of the round have got their task.
+            # Only a synchronous rule waits for close_round. Another rule must not step while clients still get tasks.
             enough = self.at_once if self._traffic.server.direction.synchronous else math.inf
             outcome: Outcome | None = self._traffic.hold(client, model)
             if outcome is None and len(self._traffic.held) >= enough:
@@ -153,7 +156,7 @@ class Aggregator(ModelAggregator):
                 raise outcome
 
     def _add(self) -> dict[str, Outcome]:
-        """Add the waiting replies. Return each reply's receipt or error, by client."""
+        """Add the replies that wait in ``Traffic.held``. Return each reply's receipt or error, by client."""
         added = self._traffic.add()
         for client, answer, metrics, outcome in added:
             if isinstance(outcome, FastaggError):
@@ -165,7 +168,7 @@ class Aggregator(ModelAggregator):
         return {client: outcome for client, *_, outcome in added}
 
     def aggregate_model(self) -> FLModel:
-        """End the round and return the whole new global model.
+        """End the round and return the new global model with all its arrays.
 
         Raises:
             RunFailed: too many replies were refused, or every client of this round was refused too often. FLARE's job
@@ -177,24 +180,24 @@ class Aggregator(ModelAggregator):
             if traffic.session.close_round():
                 traffic.session.stepped()
         traffic.session.settle()
-        traffic.session.end_window(1)  # all metrics of a round are of one version
+        traffic.session.end_window(1)  # at least one reply is enough, because all clients evaluated the same version
         traffic.forget()
         traffic.run.save()
         with self._ending_the_job():
             traffic.session.failures.check(self._round)
         self._round.clear()
-        # As in FLARE, a round has no metrics if a single reply has none.
+        # As in FLARE, a round has no metrics if any reply has none.
         metrics = self._metrics.get_result() or None if self._measured else None
         self.reset_stats()
         self._returned, self._resumed = traffic.model(), False
         return FLModel(ParamsType.FULL, dict(self._returned), metrics=metrics)
 
     def reset_stats(self) -> None:
-        """Begin a round."""
+        """Forget the metrics of the last round."""
         self._metrics, self._measured = WeightedAggregationHelper(), True
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """Take a reply for ScatterAndGather. Return whether it was accepted."""
+        """Take a reply for ScatterAndGather. Return whether the reply was accepted."""
         try:
             return super().accept(shareable, fl_ctx)
         except FastaggError:

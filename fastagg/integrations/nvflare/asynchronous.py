@@ -1,4 +1,7 @@
-"""Asynchronous training as a controller for FLARE's ordinary clients. FLARE calls it from several threads."""
+"""A FLARE controller for asynchronous training with FLARE's ordinary clients. FLARE calls it from several threads.
+
+A reply counts once, or is refused and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,28 +33,29 @@ class AsyncController(ModelController):
     """Asynchronous training in FLARE: an idle client gets the newest model, and every reply is added as it arrives.
 
     Clients run FLARE's ordinary executors and scripts. A client fails if it reports an error, takes longer than
-    ``timeout``, or sends a reply that is refused. Other clients never wait for it. A permanent problem ends the job.
+    ``timeout``, or sends a reply that is refused. Other clients never wait for a failed client. A permanent problem
+    ends the job.
 
-    Versions are FLARE's rounds. As many replies as there are clients make one round of events (``ROUND_STARTED``,
-    ``BEFORE_AGGREGATION``, ``ROUND_DONE``), so FLARE's model selectors work.
+    The number of a FLARE round is the version. The controller fires the events of a round (``ROUND_STARTED``,
+    ``BEFORE_AGGREGATION``, ``ROUND_DONE``) after as many replies as there are clients, so FLARE's model selectors work.
 
     A subclass may define ``evaluate(self, version, model)``, which returns metrics from an evaluation on the server,
-    and ``on_version(self, version, metrics, model)``. If either raises ``StopIteration``, the job ends with its result.
+    and ``on_version(self, version, metrics, model)``. If one of them raises ``StopIteration``, the job ends normally.
 
     Args:
         algorithm: a preset's name.
         settings: the preset's keyword arguments, as plain data.
         versions: the run ends after this number of steps, including the steps before a restart.
         timeout: seconds after which a task ends. Later replies do not count. 0: never.
-        end_timeout: how many seconds the end of the job waits for clients that still train. Their replies do not count,
-            but a client whose job ends during its training stops with an error. The model is saved before.
+        end_timeout: the most seconds that the job's end waits for clients that still train. Without the wait, these
+            clients would stop with an error. Their replies do not count. The model is saved before the wait.
         checkpoint: a file on the server, written every ``save_every`` versions and at the end. A restart continues
-            from it. A relative path is in a folder that FLARE keeps: see the log's first line.
+            from the file. A relative path is in a folder that FLARE keeps. The log's first line names the path.
         save_every: versions between checkpoints. A killed server loses the versions since the last checkpoint.
         clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
         task_name: the task's name for the clients' executors.
-        persistor_id: FLARE's component that provides the first model and stores the last.
+        persistor_id: the id of FLARE's component that provides the first model and stores the last model.
         stop, best, trackers, max_failures, max_in_a_row, retry_after, max_seconds, evaluate_every: see
             :class:`fastagg.integrations.goals.Settings`, as plain data. The names of the clients' own metrics begin
             with ``clients/``, such as ``clients/accuracy``.
@@ -85,7 +89,7 @@ class AsyncController(ModelController):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.05)
-        self.__dict__.update(arguments)  # FLARE writes a job's arguments from there
+        self.__dict__.update(arguments)  # FLARE exports a job with the arguments that it finds in __dict__
         self.timeout, self.end_timeout, self.persistor_id = timeout, end_timeout, persistor_id
         check_limits(versions=versions, timeout=timeout, save_every=save_every, end_timeout=end_timeout)
         known = {field.name for field in fields(Settings)} & arguments.keys()
@@ -96,17 +100,17 @@ class AsyncController(ModelController):
         self._ended = False
         self._broken: FastaggError | None = None
         self._came = threading.Event()
-        self._taking = threading.RLock()  # FLARE's threads pass replies: one reply at a time is processed
+        self._taking = threading.RLock()  # held while a reply is processed, because FLARE's threads pass replies
 
     def run(self) -> None:
         """Run the workflow. FLARE calls this method.
 
         Raises:
             ConfigError: the job has no model.
-            RunFailed: a problem is permanent. The model and the checkpoint are saved.
+            RunFailed: the run cannot continue. The model and the checkpoint are saved.
         """
         traffic, model = self._traffic, self.load_model()
-        if model is None or not model.params:  # None: FLARE has logged why it ends the job
+        if model is None or not model.params:
             do = f'job.to_server(PTModel(net), id="{self.persistor_id}")'
             raise ConfigError(f"there is no first model: the job has no persistor {self.persistor_id!r}; write {do}")
         traffic.start(model.params, self.fl_ctx)
@@ -119,7 +123,7 @@ class AsyncController(ModelController):
                 self._came.clear()
         except FastaggError as error:
             self._broken = error
-        with self._taking:  # waits for the processing of the last step's reply
+        with self._taking:  # waits until the reply that made the last step is processed
             self._ended = True
         traffic.end()
         self.save_model(FLModel(ParamsType.FULL, traffic.model(), current_round=traffic.server.version))
@@ -144,7 +148,7 @@ class AsyncController(ModelController):
         """Send the newest model to all idle clients, except those that pause after a failure."""
         traffic = self._traffic
         with self._taking:
-            busy = traffic.book.busy  # other threads only remove clients, because only this thread sends
+            busy = traffic.book.busy  # stays valid: other threads only end tasks, and only this thread opens tasks
         for client in self.engine.get_clients():
             with self._taking:
                 if client.name in busy or traffic.session.failures.rests(client.name):
@@ -168,7 +172,7 @@ class AsyncController(ModelController):
             self._came.clear()
 
     def _take(self, reply: FLModel) -> bool:
-        """Take a reply from FLARE. Return whether it was accepted."""
+        """Take a reply from FLARE. Return whether the reply was accepted."""
         if self._ended or self._traffic.is_done():
             return False
         try:
@@ -181,10 +185,10 @@ class AsyncController(ModelController):
         client, code = client_task.client.name, client_task.result.get_return_code()
         with self._taking:
             super()._process_result(client_task, fl_ctx)
-            if self._ended:  # `Traffic.end` has logged that these tasks' answers do not count
+            if self._ended:  # no line in the log, because `Traffic.end` has logged that these answers do not count
                 self._traffic.book.end(self._traffic.book.keys_of(client))
                 return
-            unanswered = self._traffic.forget(client)  # 0, unless the client failed
+            unanswered = self._traffic.forget(client)  # the number of tasks that the client has not answered
             try:
                 if unanswered and code not in (None, ReturnCode.OK):
                     self._traffic.session.refused(client, ClientFailure(str(code)))
@@ -195,8 +199,8 @@ class AsyncController(ModelController):
         self._came.set()
 
     def _tell_selectors(self, task: Dispatch, fl_ctx: FLContext) -> None:
-        """End a round of FLARE's, so that its widgets read the clients' metrics. ``task``: of the version to which the
-        metrics are assigned."""
+        """Fire the events of a FLARE round, so that FLARE's widgets read the clients' metrics. ``task``: a task of the
+        version to which the metrics are assigned."""
         model = make_model_learnable(dict(task.views), {})
         self._set_ctx_prop_preserving_attrs(fl_ctx, AppConstants.CURRENT_ROUND, task.version)
         fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=True)

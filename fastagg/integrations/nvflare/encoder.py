@@ -1,4 +1,4 @@
-"""A filter of FLARE's task results that sends updates in fewer bytes. FLARE's clients call it."""
+"""A filter of FLARE's task results that sends updates in fewer bytes. FLARE's clients call the filter."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ KINDS = {DataKind.WEIGHTS: "model", DataKind.WEIGHT_DIFF: "difference"}
 
 
 class Encoder(DXOFilter):
-    """Encodes what clients send, for :class:`Aggregator` and :class:`AsyncController`.
+    """Encodes clients' updates for :class:`Aggregator` and :class:`AsyncController`.
 
-    ``job.to_clients(Encoder("int8"), tasks=["train"], filter_type=FilterType.TASK_RESULT)``. It stands last among
-    filters. What a biased format leaves out is added to the client's next update, as long as its process runs. A model
-    with running statistics is refused: FLARE reports the task as failed, and the client's log says why.
+    ``job.to_clients(Encoder("int8"), tasks=["train"], filter_type=FilterType.TASK_RESULT)``. Add it after the other
+    filters. The part of an update that a biased format leaves out is added to the client's next update. This part is
+    lost when the client's process ends. A model with running statistics is refused: FLARE reports the task as failed,
+    and the client's log says why.
 
     Args:
-        format: as in :func:`fastagg.encode`, or ``topk``, of which ``share`` of the elements are sent as ``values``.
+        format: as in :func:`fastagg.encode`, or ``topk``.
+        share, values: for ``topk``, as in :class:`fastagg.TopK`.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -44,7 +46,7 @@ class Encoder(DXOFilter):
         self._count = 0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Remember the model of a task, which is not there any more when its result is filtered."""
+        """Remember the model of a task. FLARE no longer has the model when the task's result is filtered."""
         if event_type == EventType.BEFORE_TASK_EXECUTION:
             task = fl_ctx.get_prop(FLContextKey.TASK_DATA)
             self._sent = from_shareable(task).data if isinstance(task, Shareable) and "DXO" in task else {}
@@ -53,7 +55,7 @@ class Encoder(DXOFilter):
         """Return the encoded update in place of a model or a difference.
 
         Raises:
-            FastaggError: it cannot be encoded.
+            FastaggError: the model or the difference cannot be encoded.
         """
         if not self._sent:
             raise ConfigError("Encoder: the task had no model, from which a difference could be taken")

@@ -1,4 +1,4 @@
-"""A server behind FLARE's messages: the common part of all FLARE adapters, and of a controller of your own.
+"""Connects a server to FLARE's messages. All FLARE adapters use this module, and a user's own controller may.
 
 Methods of :class:`Traffic` may be called from any thread. A reply counts once, or is refused and changes nothing.
 """
@@ -32,15 +32,15 @@ from fastagg.server.server import Outcome
 from fastagg.storage import memory
 from fastagg.storage.pieces import as_tensor
 
-PREFIX = "fastagg_"  # of keys in a reply's meta: fastagg_kind is "gradient" if the rule takes gradients (ACE, ASGD)
+PREFIX = "fastagg_"  # the start of keys in a reply's meta, such as fastagg_kind ("gradient" for ACE, ACED, ASGD)
 EXTRA = "fastagg_extra"  # a key in the meta of tasks and replies: the further arrays of a user's own rule, by name
 LOCAL_STEPS = "fastagg_local_steps"  # a key in the meta of tasks, if the rule decides the local steps (AsyncFedED)
 
 
 def _app(context: FLContext | None) -> App:
-    """Return the job's name, and a folder that the next job with the same name will use, too. The folder is in the
-    server's workspace. For FLARE's simulator it is beside the workspace, because the simulator deletes its workspace at
-    the start. Without a workspace, the name and the folder are empty."""
+    """Return the job's name and a folder. The next job with the same name gets the same folder. The folder is in the
+    server's workspace. For FLARE's simulator the folder is beside the workspace, because the simulator deletes its
+    workspace at the start. Without a workspace, the name and the folder are empty."""
     engine: Any = None if context is None else context.get_engine()
     workspace = engine.get_workspace() if hasattr(engine, "get_workspace") else None
     if context is None or workspace is None:
@@ -54,16 +54,19 @@ def _app(context: FLContext | None) -> App:
 
 
 class Traffic:
-    """A fastagg server that sends and receives FLModels. ``held``: replies that were checked, but not yet added.
+    """A fastagg server that sends and receives FLModels.
 
     Args:
         run: the run's rule, settings and files.
         clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
-        evaluate: ``evaluate(version, model)`` on the server, for the run's metrics.
+        evaluate: ``evaluate(version, model)`` returns metrics of a version on the server. None: no evaluation.
         versions: the run ends with this version. None: the caller ends the run.
-        lean: check each reply in a first pass, and add it to the sum in place. That saves the memory of a second sum,
-            but reads each reply twice.
+        lean: whether each reply is checked in a first pass and then added to the sum in place. This saves the memory of
+            a second sum, but reads each reply twice.
+
+    Attributes:
+        held: replies that were checked, but not yet added.
     """
 
     def __init__(
@@ -75,13 +78,13 @@ class Traffic:
         self._evaluate = evaluate
         self.server: fastagg.Server
         self.session: Session
-        self.book: Book[tuple[str, int], str]  # by client and round
+        self.book: Book[tuple[str, int], str]  # tasks by client and round
         self.held: list[tuple[OpenTask[str], Answer, Metrics]] = []
-        self._logged: set[tuple[str, str]] = set()  # clients and messages that the log already has
+        self._logged: set[tuple[str, str]] = set()  # pairs of a client and a message that the log already has
         self._lock = threading.RLock()
 
     def start(self, params: dict[str, Arrays], context: FLContext | None = None) -> bool:
-        """Build the server from the first global model, then load the checkpoint. Only the first call has an effect.
+        """Make the server of the first global model, and load a checkpoint. Only the first call has an effect.
 
         Returns:
             Whether the checkpoint's model replaced ``params`` in this call.
@@ -95,7 +98,7 @@ class Traffic:
             self.run.place(_app(context))
             resumes = self.run.file is not None and self.run.file.exists()
             self.run.begin(params, self._evaluate, ("clients",))
-            # Room for the sum so far and for the next sum. Only with `lean` is a reply added to the sum in place.
+            # Memory for the sum so far and for the next sum. With `lean`, the sum changes in place.
             memory.reserve(self.run.server.layout.size, 1 if self.lean else 2)
             self.session = session = self.run.session
             self.book = session.book = Book(self.run.server)
@@ -105,7 +108,7 @@ class Traffic:
             return resumes
 
     def send(self, client: str, number: int | None = None, timeout: float = math.inf) -> FLModel:
-        """Return the next task of ``client``. ``number``: the task's number. None: the server's version."""
+        """Open a task of ``client`` and return its message. ``number``: FLARE's round. None: the server's version."""
         with self._lock:
             task = self.server.dispatch(number_of(self.server, client, self.clients, "clients"))
             number = task.version if number is None else number
@@ -123,8 +126,8 @@ class Traffic:
         return FLModel(ParamsType.FULL, dict(task.views), meta=meta, **rounds)
 
     def take(self, client: str, reply: FLModel) -> Outcome:
-        """Take a reply. Return its receipt, or the error of a refused reply. A refused reply changes nothing, and the
-        log has the error.
+        """Add a reply, and the held replies. Return the reply's receipt, or the error of a refused reply. A refused
+        reply changes nothing, and the log has the error.
 
         Raises:
             RunFailed: too many replies were refused.
@@ -133,7 +136,7 @@ class Traffic:
             return self.hold(client, reply) or self.add()[-1][3]
 
     def hold(self, client: str, reply: FLModel) -> FastaggError | None:
-        """Check a reply, except the numbers of its parameters, and keep it for :meth:`add`.
+        """Check a reply, except for NaN and infinity, and keep the reply in :attr:`held` for :meth:`add`.
 
         Returns:
             The error of a refused reply. None: the reply is kept.
@@ -156,7 +159,7 @@ class Traffic:
             return None
 
     def add(self) -> list[tuple[str, Answer, Metrics, Outcome]]:
-        """Add the kept replies in one pass. A refused reply changes nothing, and the log has the error.
+        """Add the replies in :attr:`held` in one pass. A refused reply changes nothing, and the log has the error.
 
         Returns:
             For each reply: its client, its answer, its metrics, and its receipt or error.
@@ -170,7 +173,7 @@ class Traffic:
                 outcomes = self.session.take(held)
             except RunFailed:
                 raise
-            except BaseException:  # the next call adds the replies again; those that have counted are refused then
+            except BaseException:  # the next call adds the replies again, and refuses those that have counted
                 self.held = held
                 raise
             if any(isinstance(outcome, Receipt) and outcome.applied for outcome in outcomes):
@@ -183,7 +186,10 @@ class Traffic:
         return self.session.over is not None or (self.versions is not None and self.server.version >= self.versions)
 
     def is_over(self, clients: Iterable[str]) -> bool:
-        """Whether the run has ended. ``clients``: the clients that are connected.
+        """Whether the run has ended. This call also reports evaluations that have ended and saves a due checkpoint.
+
+        Args:
+            clients: the clients that are connected.
 
         Raises:
             RunFailed: the run cannot continue.
@@ -198,7 +204,7 @@ class Traffic:
             return self.is_done()
 
     def end(self) -> None:
-        """End the run, and save its state. Open tasks stay in the book, but their answers do not count any more."""
+        """End the run, and save its state. Open tasks stay in the book, but answers to them do not count any more."""
         with self._lock:
             for client, number in self.book.keys_of():
                 self.run.log(f"fastagg: client {client}: task {number} was still out; its answer will not count")
@@ -211,8 +217,8 @@ class Traffic:
             self.session.close()
 
     def forget(self, client: str | None = None) -> int:
-        """End the open tasks of ``client``, or of all clients. Their answers do not count any more, and the log says
-        so. Return how many tasks were ended."""
+        """End the open tasks of ``client``, or of all clients, and log them. Their answers do not count any more.
+        Return the number of ended tasks."""
         with self._lock:
             keys = self.book.keys_of(client)
             self.book.end(keys)
@@ -227,7 +233,7 @@ class Traffic:
     def _read(self, client: str, task: Dispatch, reply: FLModel) -> Answer:
         is_model = bool(reply.params_type == ParamsType.FULL)
         kind, arrays = "model" if is_model else "difference", reply.params
-        if reply.meta.get(f"{PREFIX}kind", kind) == kind:  # otherwise the reply has another form, such as a gradient
+        if reply.meta.get(f"{PREFIX}kind", kind) == kind:  # otherwise the reply is of another kind, such as a gradient
             arrays, missing = _completed(arrays, task.views, is_model, self.server.layout)
             if missing:
                 what = f"{len(missing)} arrays are not in its replies ({missing[0]!r})"
@@ -254,11 +260,11 @@ class Traffic:
 def _completed(
     arrays: object, sent: Mapping[str, Arrays], is_model: bool, layout: Layout
 ) -> tuple[dict[str, Arrays], list[str]]:
-    """Complete a reply, so that it has all arrays of the model, in types that the server reads.
+    """Complete a reply, so that the reply has all arrays of the model, in types that the server reads.
 
-    FLARE's ``ExcludeVars`` removes arrays from a reply. Removed arrays count as unchanged. FLARE's privacy filters
-    compute in float64 and turn counters into floats. Such arrays get the model's types again. Arrays with unknown names
-    stay in the reply, and the server refuses them.
+    FLARE's ``ExcludeVars`` removes arrays from a reply. A removed array counts as unchanged. FLARE's privacy filters
+    turn floats into float64 and counters into floats. Such floats become float32, and such counters get their own type.
+    Arrays with unknown names stay in the reply, and the server refuses them.
 
     Args:
         arrays: the reply's ``params``.
@@ -267,7 +273,7 @@ def _completed(
         layout: the server's layout.
 
     Returns:
-        The arrays, and the names of those that were missing.
+        The complete arrays by name, and the names of the arrays that were missing.
     """
     if not isinstance(arrays, Mapping) or not any(name in arrays for name in sent):
         names = sorted(arrays)[:4] if isinstance(arrays, Mapping) else type(arrays).__name__
@@ -281,7 +287,7 @@ def _completed(
 
 
 def _loaded(value: Arrays) -> Arrays:
-    """Return an array. If FLARE has put it on the disk (``enable_tensor_disk_offload``), load it first."""
+    """Return an array. If FLARE has moved the array to the disk (``enable_tensor_disk_offload``), load it first."""
     load = getattr(value, "materialize", None)
     return load() if callable(load) else value
 

@@ -1,4 +1,4 @@
-"""Directions: how arriving updates become the vector D that the optimizer steps along."""
+"""Directions combine arriving updates into the vector D, along which the optimizer steps. Servers call directions."""
 
 from fastagg.rules.directions.all_clients import ActiveSet, AllClients, Differences
 from fastagg.rules.directions.base import Arrival as Arrival

@@ -1,4 +1,4 @@
-"""Directions along the mean of all clients' latest updates (ACE), or of the fresh ones (ACED), at every arrival."""
+"""Directions that step at every update along the mean of clients' latest updates (ACE, ACED). Servers call them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from fastagg.storage.cache import ClientCache
 
 @dataclass(frozen=True)
 class AllClients(PerClient):
-    """``u = mean_i U_i`` over every client's latest update; ``D = -u`` for gradients (ACE, Algorithm 1).
+    """``u = mean_i U_i``, where U_i is client i's latest update. ``D = -u`` for gradients (ACE, Algorithm 1).
 
-    An update replaces the client's cached one. The difference of the two *as stored* is added to the sum. So the mean
-    is always the mean of the stored updates. Each update also recomputes a part of the sum exactly, so the sum does not
-    drift.
+    An update replaces the client's cached update. The difference of the two *as stored* is added to the sum, so the
+    mean is always the mean of the stored updates. At each update a part of the sum is recomputed exactly, so rounding
+    errors do not accumulate.
 
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
         cache: format of the cached updates: ``fp32``, ``bf16``, ``int8`` or ``int4``.
-        warmup: ``full``: no step until all clients have answered once (Algorithm 1). ``partial``: every update steps
-            along the mean of the clients that have answered so far.
-        mode: ``incremental`` takes O(d) per update. ``direct`` recomputes the sum each time, in O(n*d).
+        warmup: ``full``: no step until every client has answered once (Algorithm 1). ``partial``: every update makes a
+            step along the mean over the clients that have answered so far.
+        mode: ``incremental``: an update changes the sum, in O(d). ``direct``: an update recomputes the sum, in O(n*d).
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), fastagg.AllClients(2), fastagg.SGD(lr=1.0))
         >>> tasks = [server.dispatch(client) for client in range(2)]
         >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
-        >>> float(server.parameters())  # against the mean gradient of both
+        >>> float(server.parameters())  # one step against the mean gradient of both clients
         -2.0
     """
 
@@ -57,16 +57,16 @@ class AllClients(PerClient):
 class ActiveSet(AllClients):
     """``u = mean over A(t) of U_i`` with ``A(t) = {i : t - t_start_i <= tau_algo}`` (ACED, Algorithm a.1).
 
-    The server adds new updates to the sum over the active set and subtracts expired ones. An update takes O(d),
-    amortised. If no client is active, a new version is made without a step. The first step of ``warmup="full"`` uses
-    every client's update.
+    U_i is client i's latest update. The server adds new updates to the sum over the active set A(t) and subtracts
+    expired updates. An update takes O(d), amortised. If no client is active, a new version is made without a step. The
+    first step of ``warmup="full"`` uses every client's update.
 
     Args:
         num_clients, cache, warmup: as in :class:`AllClients`.
         max_delay: tau_algo, >= 0.
-        freshness: defines t_start_i. ``dispatch``: the version last sent to the client, so a client is fresh while it
-            trains (Algorithm a.1, whose clients get the next model as soon as they answer). ``gradient``: the version
-            that the client's cached update was computed on (the text of Eq. 7).
+        freshness: defines t_start_i. ``dispatch``: the version that was last sent to client i (Algorithm a.1, whose
+            clients get the next model as soon as they answer). ``gradient``: the version on which the client's cached
+            update was computed (the text of Eq. 7).
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), fastagg.ActiveSet(2, max_delay=1), fastagg.SGD(lr=1.0))
@@ -91,7 +91,7 @@ class ActiveSet(AllClients):
 class Differences(PerClient):
     """ACE with clients that keep their last gradient and send ``g_new - g_prev`` (the ACE paper, Algorithm a.5).
 
-    The server keeps only the sum. Clients use :class:`fastagg.clients.GradientDifference`.
+    The server keeps only the sum of differences. Clients use :class:`fastagg.clients.GradientDifference`.
 
     Args:
         num_clients: n, >= 1.

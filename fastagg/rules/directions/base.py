@@ -1,7 +1,7 @@
-"""The base classes of all directions.
+"""The base classes of all directions. Servers call them for each update and each checkpoint.
 
-A direction is a frozen dataclass of settings. A running server adds a small state, whose native part (csrc/engine)
-remembers updates. That part plans, runs and commits a step in one native call. Python code runs before that call.
+A direction is a frozen dataclass of settings. For each server it makes a state. The state's native part (csrc/engine)
+keeps updates, and plans, runs and commits a step in one native call. Python code of a direction runs before that call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Material(NamedTuple):
         buffer_size: the number of elements of the model's running statistics.
         memory: the allocator of the engine's vectors.
         key: the key of a private rule's noise, 32 bytes.
-        ends: the place after each tensor's last element, in the flat vector.
+        ends: for each tensor, the index after its last element in the flat vector.
     """
 
     size: int
@@ -54,28 +54,28 @@ class Arrival(NamedTuple):
     """An update before it is applied, for the Python code of a direction."""
 
     facts: Facts
-    weight: float  # staleness weight s(tau)
-    cosine: float  # the cosine between (x_t - x_s) and the update, if the direction measures it; else 0
+    weight: float  # the staleness weight s(tau)
+    cosine: float  # the cosine between (x_t - x_s) and the update. 0 if the direction does not measure it.
     control: Pieces | None  # the change of the client's control variate (FedAC)
-    # For directions that run models. Returns the client's running statistics, and the server's after this update.
+    # Returns the client's running statistics and the server's statistics after this update. For rules that run models.
     statistics: Callable[[], tuple[Tensor, Tensor]]
-    room: int  # how many more updates the step needs, this one included
-    total: float  # the sum of the weights of the updates in the buffer
+    room: int  # the number of updates that the step still needs, including this one
+    total: float  # the sum of `Facts.share` over the updates that are in the buffer
 
 
 class Findings(Protocol):
-    """Python's results for one update, for the engine (csrc/engine/extension.h). None: the engine's own value
-    counts."""
+    """Python's results for one update, for the engine (csrc/engine/extension.h). In place of a None, the engine uses
+    its own value."""
 
     update: Pieces | None  # the vector to step along, in place of the update
-    norm: float | None
-    weight: float | None
-    reported_weight: float | None  # the weight in the receipt, if it is not the step's weight
-    share: float | None
-    waits: bool  # whether the update waits, so that there is no step
+    norm: float | None  # the norm of the update, or of the vector that replaces the update
+    weight: float | None  # the weight of the update in the step
+    reported_weight: float | None  # the weight in the receipt, if it differs from `weight`
+    share: float | None  # the value to use in place of `Facts.share`
+    waits: bool  # whether no step is made with this update, because the rule waits for more
     gain: float | None  # the clipping factor, if Python has already clipped the update
-    moves: list[Move] | None
-    finish: Callable[[Tensor], object] | None  # changes the next version in place, before anybody gets it
+    moves: list[Move] | None  # changes of Python's state, which the commit makes
+    finish: Callable[[Tensor], object] | None  # changes the next version in place, before any other code gets it
 
 
 class DirectionState:
@@ -97,39 +97,40 @@ class DirectionState:
         """
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of each part. Most directions have one entry, ``direction``."""
+        """Return the number of bytes of each part of the state. Most directions have one part, ``direction``."""
         return {"direction": self.native.nbytes()}
 
     def finite(self) -> bool:
         return True
 
     def state_dict(self, *, rows: bool = True) -> State:
-        """Return plain data and tensors, which may be shared. ``rows``: whether to include a client cache's rows."""
+        """Return the state as plain data and tensors. The tensors may share this object's memory. ``rows``: whether to
+        include the rows of a client cache."""
         return dict(self.native.state())
 
     def load_state_dict(self, state: State) -> None:
-        """Inverse of :meth:`state_dict`, for a new state. Tensors are copied."""
+        """Load a state that :meth:`state_dict` returned into a new object. Tensors are copied."""
         self.native.load(state)
 
 
 @dataclass(frozen=True)
 class Direction(RulePart):
-    """Base class of the directions. A user's own direction defines :meth:`combine`. The package's have kernels.
+    """Base class of the directions. A user's own direction defines :meth:`combine`. The package's directions do not.
 
     Attributes:
         kind: ``delta`` or ``gradient``. A delta, ``x_i^K - x_s``, is added to the model. A gradient is subtracted.
-        needs_base: whether an update is combined with the version that it was trained from. The server then keeps
-            this version while a client may answer it.
-        measures: whether :class:`Arrival` must hold the cosine. Versions are then kept as with ``needs_base``.
+        needs_base: whether an update is combined with the version from which it was trained. The server then keeps each
+            version as long as a client may send an update that was trained from it.
+        measures: whether :class:`Arrival` must have ``cosine``. The server then keeps versions as with ``needs_base``.
         takes_control: whether an update includes a change of the client's control variate.
-        synchronous: whether all updates of a step must start from the current version.
+        synchronous: whether all updates of a step must be trained from the current version.
         buffered: whether a step uses several updates, so that a round can be closed early.
         reads_momentum: whether an update is combined with the optimizer's m.
         in_kernels: whether one pass computes the direction and the step, so that no Python can run in between.
-        counts: whether :class:`fastagg.Facts` must hold how often a client has taken part.
-        takes: the vectors that clients send besides an update (``receive(..., extra=)``): for each name the number of
-            elements. None: d elements.
-        clients: the number of clients, if the direction keeps data for each client, else None.
+        counts: whether :class:`fastagg.Facts` must have ``taken_part``.
+        takes: the vectors that clients send besides an update (``receive(..., extra=)``): by name, the number of
+            elements, or None for d elements.
+        clients: the number of clients, if the direction keeps data for each client. Otherwise None.
     """
 
     kind: Kind = field(default="delta", kw_only=True)
@@ -149,7 +150,7 @@ class Direction(RulePart):
 
     @property
     def counts_clients(self) -> bool:
-        """Whether only one answer of a client counts in a step, because the rule is defined over clients."""
+        """Whether at most one answer of each client counts in a step, because the rule combines clients."""
         return False
 
     @property
@@ -159,15 +160,11 @@ class Direction(RulePart):
 
     @property
     def sign(self) -> float:
-        """The factor with which an update is added to the model: 1 or -1."""
+        """The factor of updates when they are added to the model: 1 for deltas, -1 for gradients."""
         return 1.0 if self.kind == "delta" else -1.0
 
     def check(self, staleness: Staleness, clip_norm: float | None, weighting: str) -> None:
-        """Refuse settings of the server that do not work with this direction.
-
-        Raises:
-            ConfigError: a setting does not work with this direction.
-        """
+        """Raise ConfigError if one of these settings of the server does not work with this direction."""
 
     def settings(self) -> Plain:
         """Return all settings as plain data. A checkpoint restores the direction from this data."""
@@ -181,24 +178,25 @@ class Direction(RulePart):
         Args:
             update: fp32 [d], already clipped and weighted. Do not change it.
             facts: see :class:`fastagg.Facts`.
-            state: the state that this method returned last. {} at first.
+            state: the state that this method returned last. {} before the first update.
 
         Returns:
-            The direction, fp32 [d], with the sign of the updates, or None to wait for more updates; and the new state.
+            The direction and the new state. The direction is fp32 [d] and has the sign of the updates: a direction of
+            gradients is subtracted from the model. None in place of the direction: wait for more updates.
         """
         raise NotImplementedError(f"{type(self).__name__} is no direction of its own")
 
     def send(self, client: int | str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors, by name, that go with a client's next task besides the model
-        (:attr:`fastagg.Dispatch.extra`). Nobody may change these tensors afterwards. ``state`` is the last state from
-        :meth:`combine`. It may hold tensors for each client, under names of your choice."""
+        """Return the tensors, by name, that are sent to ``client`` with the next task (:attr:`fastagg.Dispatch.extra`).
+        These tensors must not be changed later. ``state`` is the last state that :meth:`combine` returned. A state may
+        have tensors for each client, under names of your choice."""
         return {}
 
     def start(self, material: Material) -> DirectionState:
         """Return the direction's state for a new server.
 
         Raises:
-            ConfigError: this is not one of the package's directions and has no :meth:`combine`.
+            ConfigError: this is a user's own direction, and has no :meth:`combine`.
         """
         if type(self).combine is Direction.combine:
             raise ConfigError(
@@ -209,7 +207,7 @@ class Direction(RulePart):
 
 @dataclass(frozen=True)
 class PerClient(Direction):
-    """Base class of the directions that keep data for each client, with kernels. Client ids are 0..n-1."""
+    """Base class of the package's directions that keep data for each client. Client ids are 0..n-1."""
 
     num_clients: Annotated[int, SettingRule(least=1, most=2**31 - 1)]
     in_kernels: ClassVar[bool] = True
@@ -223,9 +221,10 @@ class SumState(DirectionState):
     """A sum over clients, and the engine's data about each client.
 
     Attributes:
-        sum: the vector, [d].
+        sum: the sum, fp32 [d].
         cache: the clients' rows. None: the server keeps no rows.
-        resummation: the object that keeps the rows' sum from drifting, or None.
+        resummation: recomputes the sum of the rows, some blocks at each update, so that rounding errors do not
+            accumulate. None: the sum is not recomputed in this way.
     """
 
     sum: Tensor
@@ -233,7 +232,7 @@ class SumState(DirectionState):
     resummation: Native = None
 
     def used(self, state: State) -> list[int]:
-        """Return the cache's slots that are in ``state``, the native part's state."""
+        """Return the slots of the cache that ``state``, the state of the native part, uses."""
         raise NotImplementedError
 
     def memory(self) -> dict[str, int]:
@@ -260,7 +259,7 @@ class SumState(DirectionState):
 
 
 class OwnState(DirectionState):
-    """A user's own direction in plain torch. The vector that it returns becomes the update of a step."""
+    """The state of a user's own direction. The engine steps along the vector that ``combine`` returns."""
 
     asks = True
     tensors = SwapCell[dict[str, Tensor]]()
@@ -284,7 +283,7 @@ class OwnState(DirectionState):
         seen = ops.inspect(pieces)
         if not seen.finite:
             raise NonFiniteUpdate(f"combine: {type(self.setting).__name__} gave a direction with NaN or infinity")
-        # `combine` got the update clipped and weighted, so the engine must do neither.
+        # `combine` got a clipped and weighted update, so the engine must neither clip nor weight the result.
         findings.update, findings.norm = pieces, seen.norm
         findings.weight, findings.reported_weight = 1.0, arrival.weight
         findings.gain = clipped
@@ -303,5 +302,5 @@ class OwnState(DirectionState):
 
 
 def resummation_of(cache: ClientCache, material: Material) -> Native:
-    """Return the object that keeps a sum over the cache's rows from drifting."""
+    """Return the object that recomputes a sum over the cache's rows (see :class:`SumState`)."""
     return native.engine.Resummation(cache.native, memory=material.memory, owner=cache)

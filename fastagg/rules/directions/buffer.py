@@ -1,4 +1,4 @@
-"""Directions that step along the mean of several updates: FedBuff's buffer and FedAvg's round."""
+"""Directions that step along the mean of several updates: FedBuff's buffer, FedAvg's round. Servers call them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastagg.rules.names import Overflow
 from fastagg.rules.privacy import Gaussian, privacy_of
 from fastagg.rules.staleness import Staleness
 
-# These settings make a buffer more than a sum of updates. The values say how.
+# Settings that a buffer with `ends_early` = False refuses. The values are the reasons in the error.
 _SUMS_ALONE = {
     "at_least": "steps with an update only, so its rounds end when they are full",
     "normalize": "divides by what its updates count for",
@@ -26,7 +26,7 @@ _DIVISORS: dict[str | float, float | str] = {"buffer": 0.0, "weights": -1.0}
 
 
 class RoundSettings(TypedDict, total=False):
-    """The settings of a round's end: keyword arguments of :class:`Buffer`, which presets pass on."""
+    """The settings of :class:`Buffer` that decide how a round ends. Presets pass these keyword arguments on."""
 
     overflow: Overflow
     at_least: Count | None
@@ -40,23 +40,23 @@ class Buffer(Direction):
     """``D = sum(Delta_i)/M`` over every M updates (FedBuff; FADAS, Algorithm 1).
 
     Args:
-        size: M, updates per step, >= 1. None: all that arrive until :meth:`fastagg.Server.close_round`.
-        overflow: ``take`` or ``close``: what happens to a sum of several clients
-            (:meth:`fastagg.Server.receive_partial`) with more updates than the round still needs. ``take``: the step is
-            along the mean of all updates, so of more than M. ``close``: the server first steps along the updates before
-            the sum. The sum then begins the next round, one version older. A sum of more than M updates is a round of
-            its own.
-        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, full or not. (The quorum
-            and the grace window of Decoupled DiLoCo, arXiv 2604.21428.) The next ``dispatch`` or ``receive`` after that
-            time takes the step first, as does ``close_round(if_due=True)``. Time is this process' monotonic clock.
-            After a restart the window begins again. The log records the step, so no clock affects a replay.
+        size: M, updates per step, >= 1. None: all updates that arrive until :meth:`fastagg.Server.close_round`.
+        overflow: ``take`` or ``close``: what happens if a sum of several clients
+            (:meth:`fastagg.Server.receive_partial`) has more updates than the round still needs. ``take``: the step is
+            along the mean of more than M updates. ``close``: the server first steps along the earlier updates. The sum
+            then begins the next round, and its delay is larger by 1. A sum of more than M updates is a round of its
+            own.
+        at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, even if the round is not
+            full (Decoupled DiLoCo, arXiv 2604.21428, quorum and grace window). The next ``dispatch``, ``receive`` or
+            ``close_round(if_due=True)`` after that time first makes the step. Time is this process' monotonic clock.
+            After a restart the window begins again. The log records the step, so a replay needs no clock.
         normalize: the divisor of the sum: ``buffer``, ``weights`` or a number. ``buffer``: the number of updates in the
-            sum (of samples with ``weighting="samples"``), so staleness makes the step shorter (FedBuff's paper,
-            FLARE). ``weights``: the sum of the weights, samples times staleness (FLSim). A number > 0: the number
-            itself. With the number of all clients, or of all their samples, every update counts for its share among all
+            sum, or of samples with ``weighting="samples"``. Staleness then makes the step shorter (FedBuff's paper,
+            FLARE). ``weights``: the sum of the weights, which are samples times staleness (FLSim). A number > 0: this
+            number. With the number of all clients, or of their samples, each update counts by its share among all
             clients (APPFL). With 1 the step is along the sum.
-        privacy: a :class:`fastagg.Gaussian`. Updates are then clipped, and the sum gets noise that hides each client.
-            Only on the CPU.
+        privacy: a :class:`fastagg.Gaussian`. Updates are then clipped, and noise that hides each client is added to the
+            sum. Only for servers on the CPU.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -66,9 +66,9 @@ class Buffer(Direction):
         >>> tasks = [server.dispatch(leaf) for leaf in ("north", "south")]
         >>> sums = fastagg.Partial(torch.full((2,), 3.0), 3, 3.0), fastagg.Partial(torch.full((2,), 6.0), 3, 3.0)
         >>> receipts = [server.receive_partial(*answer) for answer in zip(("north", "south"), sums)]
-        >>> server.version, server.flat  # north's alone; south's waits
+        >>> server.version, server.flat  # the step used north's sum, and south's sum begins the next round
         (1, tensor([1., 1.]))
-        >>> fastagg.Buffer(100, at_least=80, grace=30.0).at_least  # at most 30 seconds for the last 20
+        >>> fastagg.Buffer(100, at_least=80, grace=30.0).at_least  # wait at most 30 seconds for the last 20 updates
         80
     """
 
@@ -113,7 +113,8 @@ class Buffer(Direction):
 
 
 def check_window(example: str, size: int | None, at_least: int | None, grace: float | None) -> None:
-    """Refuse ``at_least`` without ``grace`` and the reverse, and ``at_least`` above ``size``. ``example``: a call."""
+    """Raise ConfigError if only one of ``at_least`` and ``grace`` is set, or ``at_least`` is above ``size``.
+    ``example``: the start of a call, for the error."""
     if (at_least is None) != (grace is None):
         missing, partner = ("grace", "at_least") if grace is None else ("at_least", "grace")
         raise ConfigError(f"{missing}: needed with {partner}; write {example}, at_least=80, grace=30.0)")
@@ -123,9 +124,9 @@ def check_window(example: str, size: int | None, at_least: int | None, grace: fl
 
 @dataclass(frozen=True)
 class Cohort(Buffer):
-    """The mean of one synchronous round: M clients, which have all started from the current version (FedAvg).
+    """The mean of one synchronous round of M clients, which have all trained from the current version (FedAvg).
 
-    An update from an earlier round is refused with UnknownVersion.
+    An update of an earlier round raises UnknownVersion.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), fastagg.Cohort(2), fastagg.SGD(lr=1.0))
@@ -147,7 +148,7 @@ class Cohort(Buffer):
 
 
 class BufferState(DirectionState):
-    """The sum of the round's updates so far. The last update of a full round goes directly into the step."""
+    """The sum of the round's updates so far. The update that fills the round is added in the step's own pass."""
 
     def __init__(self, setting: Buffer, material: Material) -> None:
         native_setting = native.engine.BufferedSetting(

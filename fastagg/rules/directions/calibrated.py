@@ -1,4 +1,4 @@
-"""Buffered updates, calibrated with each client's previous update (CA2FL)."""
+"""A direction that buffers updates and calibrates each with the client's previous update (CA2FL). Servers call it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from fastagg.storage.cache import ClientCache
 class Calibrated(PerClient):
     """``D = h + sum(Delta_i - h_i)/|S|`` over M updates, then ``h_i = Delta_i``, ``h = mean_i h_i``.
 
-    CA2FL, the ACE paper's Algorithm a.3. S is the set of distinct clients in the buffer.
+    This is CA2FL, the ACE paper's Algorithm a.3. h_i is the cached update of client i, and h the mean over all clients.
+    S is the set of distinct clients in the buffer.
 
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
         size: M, updates per step, >= 1.
         cache: format of the cached updates: ``fp32``, ``bf16``, ``int8`` or ``int4``.
         repeat: what happens if a client answers twice in a round. ``start``: both updates are calibrated with the
-            client's cached one at the start of the round (the paper). ``latest``: the second update is calibrated with
-            the first, and the sum is divided by M (as public programs do).
+            update that was cached at the start of the round (the paper). ``latest``: the second update is calibrated
+            with the first update, and the sum is divided by M (as in public programs).
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), fastagg.Calibrated(2, 2), fastagg.SGD(lr=1.0))
         >>> tasks = [server.dispatch(client) for client in range(2)]
         >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
-        >>> float(server.parameters())  # the first round has no earlier updates to correct with
+        >>> float(server.parameters())  # in the first round there are no earlier updates, so h and h_i are zero
         2.0
     """
 
@@ -46,7 +47,7 @@ class Calibrated(PerClient):
 
 
 class _CalibratedState(SumState):
-    """The clients' rows, the rows of the current round, the sum of the clients' rows, and the buffer."""
+    """The rows (cached updates) of the clients and of the current round, the sum of clients' rows, and the buffer."""
 
     def __init__(self, setting: Calibrated, material: Material) -> None:
         slots = setting.num_clients + min(setting.size, setting.num_clients)

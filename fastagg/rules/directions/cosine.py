@@ -1,4 +1,4 @@
-"""A buffer that weights updates by their agreement with the model's movement (FedAC)."""
+"""A direction that weights updates by their cosine with the model's movement (FedAC). Servers call it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fastagg.rules.directions.buffer import Buffer, BufferState
 from fastagg.storage import memory
 from fastagg.storage.cell import SwapCell
 
-_LEAST = 0.1
+_LEAST = 0.1  # the least weight of a stale update
 
 
 @dataclass(frozen=True)
 class CosineBuffer(Buffer):
-    """``D = sum_i w_i Delta_i`` with ``w_i`` in proportion to ``max(cos(x_t - x_s, Delta_i), 0.1)``, 1 if fresh.
+    """``D = sum_i w_i Delta_i`` with ``w_i`` in proportion to ``max(cos(x_t - x_s, Delta_i), 0.1)``, or 1 at delay 0.
 
     The server also keeps a control variate C. A full buffer adds ``sum_i w_i (c_new - c_i)`` to C. This rule is a
-    reconstruction, see :func:`fastagg.FedAC`.
+    reconstruction (see :func:`fastagg.FedAC`).
 
     Args:
         size: M, updates per step, >= 1.
@@ -40,14 +40,14 @@ class CosineBuffer(Buffer):
 
 
 class _CosineState(BufferState):
-    """A buffer that weights updates by their affinities, and the control variate.
+    """A buffer, and the control variate.
 
-    A step replaces the control variate and does not change it in place, because clients may still read the old one.
+    A step replaces the control variate by a new tensor, because clients may still read the old tensor.
     """
 
     asks = True
     control = SwapCell[Tensor]()
-    change = SwapCell["Tensor | None"]()  # the sum of the clients' changes since the last step
+    change = SwapCell["Tensor | None"]()  # the sum of the changes of clients' control variates since the last step
 
     def __init__(self, setting: CosineBuffer, material: Material) -> None:
         super().__init__(setting, material)

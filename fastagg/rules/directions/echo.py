@@ -1,4 +1,4 @@
-"""A buffer with distillation from all clients' latest logits after each step (FedEcho)."""
+"""A direction that distils all clients' latest logits into the model after each step (FedEcho). Servers call it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from fastagg.timing import Stopwatch
 
 @dataclass(frozen=True)
 class Echo(Buffer):
-    """``D = sum(Delta_i)/M``, then Q distillation steps before anyone gets the new version (FedEcho, Alg. 1).
+    """``D = sum(Delta_i)/M``, then Q distillation steps before any client gets the new version (FedEcho, Alg. 1).
 
-    At every update the client's model, ``x_s + Delta_i``, runs once on the unlabelled data. The server keeps the
+    At each update the server runs the client's model, ``x_s + Delta_i``, once on the unlabelled data, and keeps the
     logits.
 
     Args:
         size: M, updates per step.
         num_clients: n. Client ids are 0..n-1.
-        distill: the unlabelled data, the model's code, and the settings.
+        distill: the unlabelled data, the model's code, and the settings of the distillation.
         cache: format of the logits: ``fp32``, ``bf16``, ``int8`` or ``int4``.
     """
 
@@ -71,7 +71,7 @@ class Echo(Buffer):
 
 @dataclass
 class DistillationRecord:
-    """The cost and results of distillation so far, in this process. Seconds are wall-clock time.
+    """The cost and the results of distillation so far, in this process. Seconds are wall-clock time.
 
     Attributes:
         flushes: the number of distillations.
@@ -89,7 +89,7 @@ class DistillationRecord:
 
 
 class EchoState(BufferState):
-    """A buffer, and the clients' logits. The vectors of a client's model and of Adam's moments are temporary."""
+    """A buffer, and the clients' logits. The vectors of a client's model and of Adam's moments are not kept."""
 
     asks = True
     record = SwapCell[DistillationRecord]()
@@ -114,7 +114,7 @@ class EchoState(BufferState):
         assert isinstance(facts.client, int) and facts.base is not None
         own, after = arrival.statistics()
         watch = Stopwatch()
-        # The logits are those of the client's trained model, so its update is not clipped here.
+        # The logits must be those of the model that the client trained, so the update is not clipped here.
         model = memory.empty(self.size, self.device)
         ops.step_(facts.base, facts.update, optimizer="sgd", lr=1.0, gain=self.setting.sign, out=model)
         self.student.bind(model, own)
@@ -129,7 +129,7 @@ class EchoState(BufferState):
             findings.finish = partial(self._finish, put, after, facts.version + facts.delay + 1, record, moves)
 
     def _finish(self, *arguments: Any) -> None:
-        # The calling program may be in torch.no_grad, inference_mode or autocast. The networks must run without these.
+        # The caller may have entered torch.no_grad, inference_mode or autocast. Distillation must run without these.
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
             self._distil(*arguments)
 
@@ -142,7 +142,7 @@ class EchoState(BufferState):
         moves: list[Move],
         flat: Tensor,
     ) -> None:
-        """Take Q distillation steps on the new model in place. Nobody else has this model yet."""
+        """Make Q distillation steps on the new model in place. No other code has this model yet."""
         watch, setting, student = Stopwatch(), self.distill, self.student
         width = student.rows_per_sample
         out = memory.empty(student.rows * student.classes, self.teachers.cache.device)
@@ -177,7 +177,7 @@ class EchoState(BufferState):
         moves.append((self, "record", after))
 
     def _batches(self, version: int) -> list[Tensor]:
-        """Return Q batches. No sample appears again before every sample has appeared. Each time the order is new."""
+        """Return Q batches of indices, in passes over all samples. Each pass has a new random order."""
         samples, size = length(self.student.inputs), self.distill.batch_size
         size = min(size, samples)
         count = self.distill.steps or -(-samples // size)
@@ -189,9 +189,8 @@ class EchoState(BufferState):
         return batches[:count]
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of the buffer (``direction``), and of the clients' logits and their sum (``logits``).
-
-        Not included are temporary vectors: a copy of the model for a teacher, and Adam's moments and the gradients.
+        """Return the number of bytes of the buffer (``direction``), and of the clients' logits with their sum
+        (``logits``). Temporary vectors are not included: a client's model, Adam's moments and gradients.
         """
         return {**super().memory(), "logits": self.teachers.nbytes()}
 
@@ -209,7 +208,7 @@ class EchoState(BufferState):
 
 
 def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:
-    """Return a bool vector [rows]: which rows of logits belong to real tokens. None if all rows do."""
+    """Return a bool vector [rows]: whether each row of logits belongs to a real token. None: all rows do."""
     mask = None if isinstance(inputs, Tensor) else inputs.get("attention_mask")
     if mask is None or rows_per_sample == 1 or mask.numel() != len(mask) * rows_per_sample:
         return None
@@ -217,7 +216,7 @@ def _rows_that_count(inputs: Inputs, rows_per_sample: int) -> Tensor | None:
 
 
 def _on(device: torch.device, targets: ops.SoftTargets, rows: Tensor) -> tuple[ops.SoftTargets, Tensor | None]:
-    """Return targets on the student's device, and which of their rows to use. None: all rows, in this order."""
+    """Return targets on ``device``, and the indices of the targets' rows to use. None: all rows, in order."""
     if targets.probs.device == device:
         return targets, rows.to(device)
     return ops.SoftTargets(*(part[rows].to(device) for part in targets)), None

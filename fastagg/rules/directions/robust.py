@@ -1,4 +1,4 @@
-"""The direction that combines a step's updates by a robust rule. Such a rule tolerates a few arbitrary updates."""
+"""A direction that combines a step's updates by a rule that tolerates a few arbitrary updates. Servers call it."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from fastagg.rules.directions.base import Direction, DirectionState, Material
 from fastagg.rules.directions.buffer import check_window
 from fastagg.rules.staleness import Staleness
 
-_FARTHEST = 10.0  # the farthest that a client's statistic may be from the median, in median distances
+_FARTHEST = 10.0  # the largest distance of a client's statistic from the median, as a multiple of the median distance
 
 
 @dataclass(frozen=True)
 class Robust(Direction):
-    """``D = rule(s(tau_1)*Delta_1, ..., s(tau_M)*Delta_M)``: up to f of the M clients in a step may send anything.
+    """``D = rule(s(tau_1)*Delta_1, ..., s(tau_M)*Delta_M)``. Up to f of the M clients in a step may send anything.
 
-    A client has one answer in a step. A second answer raises TooSoon.
+    Each client has at most one answer in a step. A second answer raises TooSoon.
 
     The server keeps all updates of a round, which takes M times the memory of an update, and combines them in the pass
-    of the step. Only staleness weighs an update, because a client could lie about its number of samples. Running
-    statistics follow the same rule (:meth:`statistics`).
+    of the step. An update's weight depends only on its staleness, because a client could lie about its number of
+    samples. The rule also combines running statistics (:meth:`statistics`).
 
     Args:
         rule: ``median``, ``trimmed``, ``mean_around_median``, ``krum``, ``multi_krum``, ``geometric_median`` or
-            ``centered_clip``; :func:`fastagg.ops.combine` defines them and their settings ``trim``, ``f``, ``keep``,
-            ``radius``, ``iterations`` and ``smoothing``.
-        size: M, updates per step, 1..1,024. None: all that arrive until :meth:`fastagg.Server.close_round`.
-        synchronous: whether all updates of a step must start from the current version, as with :class:`Cohort`.
+            ``centered_clip``. :func:`fastagg.ops.combine` defines these rules and their settings ``trim``, ``f``,
+            ``keep``, ``radius``, ``iterations`` and ``smoothing``.
+        size: M, updates per step, 1..1,024. None: all updates that arrive until :meth:`fastagg.Server.close_round`.
+        synchronous: whether all updates of a step must be trained from the current version, as with :class:`Cohort`.
         at_least, grace: as in :class:`Buffer`.
 
     Raises:
@@ -98,16 +98,16 @@ class Robust(Direction):
         return {name: getattr(self, name) for name in DEFAULTS}  # type: ignore[return-value]
 
     def statistics(self, rows: Sequence[Tensor], own: Tensor, shares: Sequence[float]) -> Tensor:
-        """Return the running statistics that the rule makes from those of a step's clients.
+        """Return the running statistics after a step, from the statistics of the step's clients.
 
-        A rule that combines elements combines the statistics' elements as well. A rule that compares updates gives each
-        client's statistics the share of the client's update. Such a rule has not compared the statistics. So each
-        statistic is limited, element by element, to ten median distances from the clients' median.
+        A rule that combines updates element by element combines statistics in the same way. A rule that compares whole
+        updates gives each client's statistics the weight of the client's update. Because such a rule does not compare
+        the statistics, each element is limited to ten median distances from the clients' median.
 
         Args:
-            rows: every client's statistics, in the order of ``shares``, fp32 on the CPU.
-            own: the server's statistics, which get the remaining share.
-            shares: the weight of every update. Empty: the rule combines elements.
+            rows: the statistics of each client, in the order of ``shares``, fp32 on the CPU.
+            own: the server's statistics. Their weight is 1 minus the sum of ``shares``.
+            shares: the weight of each update. Empty: the rule combines element by element.
         """
         if not own.numel():
             return own

@@ -1,4 +1,4 @@
-"""Directions with a step at every update: asynchronous SGD, HeLoCo, FedAsync."""
+"""Directions that step at every update: asynchronous SGD, HeLoCo, FedAsync. Servers call them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Single(Direction):
         >>> server = fastagg.Server(torch.zeros(1), fastagg.Single(), fastagg.SGD(lr=1.0))
         >>> tasks = [server.dispatch(client) for client in range(2)]
         >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
-        >>> float(server.parameters())  # a step for each
+        >>> float(server.parameters())  # each update made a step
         4.0
     """
 
@@ -29,30 +29,31 @@ class Single(Direction):
 
 @dataclass(frozen=True)
 class Aligned(Single):
-    """Every update is a step of its own, in which each **tensor** is turned towards the momentum (HeLoCo, Algorithm 2).
+    """Every update makes a step, for which each **tensor** of the update is turned towards the momentum (HeLoCo).
 
-    arXiv 2606.00271, Eqs. 7 to 15. For a tensor D of the update and its momentum m: ``c = cos(D, m)`` and
-    ``conf = |D|/(|D| + kappa*|m| + eps)``. Then D becomes
+    This is Algorithm 2 of arXiv 2606.00271, Eqs. 7 to 15. D is a tensor of the update, and m the same tensor of the
+    momentum. With ``c = cos(D, m)`` and ``conf = |D|/(|D| + kappa*|m| + eps)``, D becomes
 
     - ``D`` if ``c >= c_ok``, or if D or m is shorter than ``eps``;
     - ``D - beta*c*|D|*m/|m|`` with ``beta = min(-k_s*c*conf, beta_max)`` if ``c < 0``;
-    - ``|D|*u/|u|`` with ``u = (1-l)*D/|D| + l*m/|m|`` and ``l = min(k_d*(1-c)*conf, 1)`` in between.
+    - ``|D|*u/|u|`` with ``u = (1-l)*D/|D| + l*m/|m|`` and ``l = min(k_d*(1-c)*conf, 1)`` if ``0 <= c < c_ok``.
 
-    The pass that reads the update computes the norms and products. The turn is two factors in the step. The optimizer
-    needs a momentum in fp32. On a part of a model the rule gives the same result as on the whole, because a part
-    consists of whole tensors. An update is clipped before it is turned, and weighed by its staleness afterwards.
+    The pass that reads the update computes norms and products, and the step multiplies D and m by two factors. The
+    optimizer's momentum must be fp32. For a part of a model the result is the same as for the whole model, because a
+    part has whole tensors. An update is clipped before it is turned. Its staleness weight is applied afterwards.
 
     Args:
-        rho: the weight of an arrival, > 0. The paper recommends ``1/sqrt(K)`` for K workers.
+        rho: the weight of each update, > 0. The paper recommends ``1/sqrt(K)`` for K workers.
         c_ok: a tensor with at least this cosine is not changed, in [0, 1].
-        k_s, beta_max: how strongly a tensor's component against the momentum shrinks, >= 0, and the limit.
-        k_d: how strongly a tensor with a cosine in 0..c_ok is rotated, >= 0.
+        k_s: how strongly a tensor's component against the momentum shrinks, >= 0.
+        beta_max: the largest beta, >= 0.
+        k_d: how strongly a tensor with a cosine from 0 to c_ok is rotated, >= 0.
         kappa: how much the momentum's length reduces the confidence, >= 0.
         eps: norms below ``eps`` count as zero, > 0.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(2), fastagg.Aligned(), fastagg.Nesterov(lr=1.0, momentum=0.5))
-        >>> for update in ([2.0, 0.0], [-1.0, 0.0]):  # the second is against the momentum: it counts for 0.93
+        >>> for update in ([2.0, 0.0], [-1.0, 0.0]):  # the second points against the momentum: 0.93 of it is used
         ...     task = server.dispatch("ann")
         ...     receipt = server.receive("ann", torch.tensor(update))
         >>> server.flat
@@ -82,14 +83,14 @@ class Mixing(Direction):
 
     Args:
         normalize: a number > 0. D is multiplied by s / normalize, where s is the client's number of samples (1 with
-            ``weighting="uniform"``). With the samples of all clients as normalize, the factor is the client's share, as
-            in APPFL. None: D is not scaled by samples.
+            ``weighting="uniform"``). If normalize is the number of all clients' samples, the factor is the client's
+            share, as in APPFL. None: D is not scaled by samples.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), fastagg.Mixing(), fastagg.SGD(lr=1.0))
         >>> tasks = [server.dispatch(client) for client in range(2)]
         >>> outcomes = server.receive_many([(0, torch.tensor([1.0])), (1, torch.tensor([3.0]))])
-        >>> float(server.parameters())  # with a rate of 1 the model is the last client's
+        >>> float(server.parameters())  # with a learning rate of 1, the model equals the last client's model
         3.0
     """
 
