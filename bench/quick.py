@@ -65,7 +65,7 @@ def measure(
     lines, began = [], timing.busy()
     for rule in RULES:
         for size in sizes:
-            care = timing.Care(0.005, math.inf, 0.0)
+            care = timing.Care(0.02, math.inf, 0.0)
             found = one_case(
                 CASES[f"arrival {rule}"], size, rounds=rounds, wanted=PEERS, within=SECONDS, care=care
             ).timed

@@ -137,14 +137,14 @@ struct Simd {
 
   // The smaller of both. Both must be below 2^31.
   FASTAGG_FN U least(U a, uint32_t b) {
-    const U most = U{} + b;
+    const U bounds = U{} + b;
 #if defined(FASTAGG_512)
-    return (U)_mm512_maskz_min_epu32(0xffff, (__m512i)a, (__m512i)most);
+    return (U)_mm512_maskz_min_epu32(0xffff, (__m512i)a, (__m512i)bounds);
 #elif defined(FASTAGG_256VL) || defined(FASTAGG_256)
-    return (U)_mm256_min_epu32((__m256i)a, (__m256i)most);
+    return (U)_mm256_min_epu32((__m256i)a, (__m256i)bounds);
 #else
-    const U over = (U)((I)a > (I)most);
-    return (a & ~over) | (most & over);
+    const U over = (U)((I)a > (I)bounds);
+    return (a & ~over) | (bounds & over);
 #endif
   }
 
