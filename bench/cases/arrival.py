@@ -2,6 +2,9 @@
 
 The peers (``peers/arrivals.py``) work in place and look for NaN with one ``dot``. If their name says that a version is
 kept, they write the next version to another vector, as a server must if a client still holds the current one.
+
+The peers read an update twice, so nobody may write to it meanwhile. ``fastagg`` is told so (``still=True``).
+``fastagg, read once`` is not told: it reads each number once, whatever another thread does to the update.
 """
 
 from __future__ import annotations
@@ -43,12 +46,12 @@ def in_turn(receive: Callable[[int], object], clients: int, period: int = 1) -> 
     return run
 
 
-def arrival(server: fastagg.Server, update: object) -> Callable[[int], None]:
+def arrival(server: fastagg.Server, update: object, still: bool = True) -> Callable[[int], None]:
     """Return a function for one arrival at a server. The task is held until its answer is counted."""
 
     def receive(client: int) -> None:
         task = server.dispatch(client)
-        server.receive(client, update)
+        server.receive(client, update, still=still)
         del task
 
     return receive
@@ -58,10 +61,10 @@ def served(problem: Problem, make: Make, **more: object) -> fastagg.Server:
     return make(torch.zeros(problem.size, device=problem.device), **more)
 
 
-def _ours(problem: Problem, make: Make, rows: bool) -> Built:
+def _ours(problem: Problem, make: Make, rows: bool, still: bool = True) -> Built:
     clients = heard(problem.size, problem.device) if rows else 1
     server = served(problem, make, num_clients=clients) if rows else served(problem, make)
-    run = in_turn(arrival(server, problem.update), clients)
+    run = in_turn(arrival(server, problem.update, still), clients)
     return Built(run, lambda: server.flat, warm=max(2 * clients, BUFFER))
 
 
@@ -77,6 +80,7 @@ def _candidates(make: Make, peers: dict[str, Peer], rows: bool = False) -> list[
     vectors = 4 + (8 if rows else 4)
     return [
         Candidate("fastagg", partial(_ours, make=make, rows=rows), vectors),
+        Candidate("fastagg, read once", partial(_ours, make=make, rows=rows, still=False), vectors),
         *(
             Candidate(f"{name}{words}", partial(_peer, make=peer, rows=rows, keeps=bool(words)), vectors)
             for name, peer in peers.items()

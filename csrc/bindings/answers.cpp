@@ -159,11 +159,11 @@ bool read_update(ServerObject& server, py::handle update, Arrays& arrays, Answer
 // Returns the fields of a fastagg.Answer, which is a named tuple (fastagg/server/answers.py).
 PyObject* const* fields_of(const py::object& answer) { return &PyTuple_GET_ITEM(answer.ptr(), 0); }
 
-// Whether an answer's fields kind, sent, control, extra, measures and still have their defaults, as `read` requires.
+// Whether an answer's fields kind, sent, control, extra and measures have their defaults, as `read` requires.
 bool is_plain(const py::object& answer) {
   PyObject* const* const fields = fields_of(answer);
   return std::all_of(fields + 7, fields + 11, [](PyObject* field) { return field == Py_None; }) &&
-         fields[11] == Py_True && fields[12] == Py_False;
+         fields[11] == Py_True;
 }
 
 // Reads the first fields of an answer: client, update, version, num_samples, task, offset, incarnation. Returns false
@@ -265,6 +265,7 @@ PyObject* take(ServerObject& server, PyObject* const* args) {
   Answer answer;
   PyObject* const* const arguments = args;
   if (!read(server, arguments, arrays, answer)) return Py_NewRef(Py_None);
+  answer.still = arguments[7] == Py_True;
   close_if_due(server);
   py::object receipt = made_for(server, arguments[0], answer);
   AnswerTimer watched(server, 1);
@@ -293,6 +294,7 @@ PyObject* take_many(ServerObject& server, PyObject* const* args) {
         answer = read_in_python(answer);
         read(server, fields_of(answer), batch.arrays.back(), taken);
       }
+      taken.still = fields_of(answer)[12] == Py_True;
       batch.receipts.push_back(made_for(server, fields_of(answer)[0], taken));
     } catch (...) {
       refusal = outcome_of_exception();
@@ -346,7 +348,6 @@ void bind_numbers(py::module_& m) {
       .def_readwrite("reported", &Numbers::reported)
       .def_readwrite("blob", &Numbers::blob)
       .def_readwrite("is_private", &Numbers::is_private)
-      .def_readwrite("still", &Numbers::still)
       // Marks the numbers as a model that was trained from `task`. None: the numbers are already the difference.
       .def("less",
            [](Numbers& numbers, const py::object& task) {

@@ -223,7 +223,7 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("callers_waiting", [](const ServerObject& server) { return server.now()->lock.waiting(); })
       .def("most_waiting", [](ServerObject& server, int64_t limit) { server.now()->lock.most_waiting = limit; })
       .def_property_readonly("dispatch", quick<dispatch, 3>("dispatch"))
-      .def_property_readonly("receive", quick<take, 7>("receive"))
+      .def_property_readonly("receive", quick<take, 8>("receive"))
       .def_property_readonly("receive_many", quick<take_many, 3>("receive_many"))
       .def("close_round", &close_round, arg("if_due") = false)
       .def_property_readonly("is_due", read_by([](Engine& engine) { return engine.is_due(); }))

@@ -36,9 +36,10 @@ void set_tuning(const Tuning& tuning);  // values must be in range; applies from
 // Returns whether a pass that touches this many bytes should store its outputs past the caches. This is faster if the
 // last cache is clearly smaller. Outputs that are also inputs are never stored past the caches.
 inline bool bypasses(int64_t bytes) { return tuning().cache > 0 && bytes / 5 * 4 > tuning().cache; }
-// Returns whether an update of `size` elements should be read twice: first to measure the update, then to add it to the
-// sum in place. Otherwise the update is read once and added to a new sum. In place is faster if the cache holds two
-// vectors of this size.
-inline bool adds_in_place(int64_t size) { return 8 * size <= tuning().cache; }
+// Whether the cache holds two vectors of `size` elements. A sum that an update is added to in place then stays there.
+inline bool holds_two(int64_t size) { return 8 * size <= tuning().cache; }
+// Returns whether an update of `size` elements should be copied and then added to the sum in place. Otherwise the
+// update is added to a new sum while it is read. The copy is faster if the cache holds two such vectors, but not three.
+inline bool adds_in_place(int64_t size) { return holds_two(size) && 12 * size > tuning().cache; }
 
 }  // namespace fastagg::cpu

@@ -5,8 +5,8 @@
 // break a bound. So the engine takes an update in one of three ways:
 //   copied      Inspection copies the elements to the engine's memory. All later stages, and the log, read the copy.
 //   read once   Only the step's kernel reads the elements, and writes to new memory (AnswerTransaction::may_read_once).
-//   read twice  Inspection measures the elements. The step's kernel reads them again, and limits each element's
-//               magnitude to the measured norm (Update::limit).
+//   read twice  Only if the sender states that the memory is still. Inspection measures the elements. The step's kernel
+//               reads them again, and limits each element's magnitude to the measured norm (Update::limit).
 #pragma once
 
 #include <optional>

@@ -13,8 +13,6 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kWorthReadingTwice = int64_t{1} << 13;
-
 class CpuInspector : public Inspector {
  public:
   explicit CpuInspector(const DirectionState::Traits& is) : is_(is) {}
@@ -31,16 +29,15 @@ class CpuInspector : public Inspector {
     const bool copies = !answer.blob && !store::is_encoded(answer.update);
     const bool has_room = !pending.record.empty() && copies;
     const bool kept = prepared || is_.keeps || answer.is_private;
-    if (pending.record.empty() && !kept && !answer.base && answer.update.size >= kWorthReadingTwice)
-      return limit(pending);
+    if (answer.still && pending.record.empty() && !kept && !answer.base) return limit(pending);
     const double squares = absorb(answer, has_room && !kept ? &pending.operation : nullptr);
     if (has_room && kept) cpu::copy(answer.update, update_at(pending.operation.parts));
     pending.norm = norm_of(squares);
   }
 
  private:
-  // Measures an update that stays where it is. The sender may change elements before the step's kernel reads them
-  // again. The kernel limits each element's magnitude to the measured norm, so all bounds hold.
+  // Measures an update that is not copied, because its sender states that nobody writes to it. If somebody does, the
+  // kernels still limit each element's magnitude to the measured norm, so all bounds hold.
   void limit(PendingAnswer& pending) const {
     Update& update = pending.answer->update;
     update.limit = HUGE_VALF;  // an earlier try may have set it

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <vector>
@@ -30,6 +31,13 @@ class Model {
   const store::Vector& share() {
     shared = true;
     return current;
+  }
+  // Whether somebody else may hold the current version. The caller holds the engine's lock, so nobody becomes a holder
+  // meanwhile.
+  bool is_held() const {
+    if (!shared || current.owner.use_count() > 1 || !store::is_block(current.owner)) return shared;
+    std::atomic_thread_fence(std::memory_order_acquire);  // after the last holder's reads
+    return false;
   }
   // Returns the vectors that somebody may hold besides the current version: sent forms, and earlier versions.
   std::vector<store::Vector> held_before() const {

@@ -117,13 +117,15 @@ void AnswerTransaction::check() {
 
 // Whether only the step's kernel reads the sender's memory. The kernel reads the memory once, and the norm is known
 // only afterwards. So nothing may depend on the norm, and the kernel may write only to memory that nobody reads. A
-// small update, and an update that is better added to the sum in place (cpu/tuning.h), is inspected first.
+// small update is inspected first. So is an update that is better added to the sum or to the model in place
+// (cpu/tuning.h).
 bool AnswerTransaction::may_read_once() const {
   const Settings& settings = core_.settings;
   const DirectionState& direction = *core_.direction;
   const bool steps = direction.would_step(answer_.count);
+  const bool in_place = answer_.still && cpu::holds_two(settings.size) && !(steps && keeps_version());
   return settings.size >= kWorthReadingOnce && direction.is.reads_once && pending_.front().counts &&
-         (steps || !cpu::adds_in_place(settings.size)) && !answer_.is_private && !answer_.base &&
+         (steps || !cpu::adds_in_place(settings.size)) && !in_place && !answer_.is_private && !answer_.base &&
          (answer_.kind == Answer::kUpdate || answer_.kind == Answer::kSum) && !core_.place.device && !core_.records &&
          core_.clip_norm() == 0.0 && !core_.prepares(answer_) && !core_.steps_in_python() &&
          (core_.optimizer.nbytes() == 0 || !steps);  // a step with moments would change them in place
@@ -246,6 +248,12 @@ void Stages::plan_direction(bool closes, ReadMode mode) {
   if (steps()) plan_step(mode);
 }
 
+// Whether a step must leave the current version as it is. Python code that runs before the commit (statistics) may
+// still give the current version to somebody.
+bool Stages::keeps_version() const {
+  return core_.model.is_held() || core_.place.device || (core_.extension && core_.extension->asks.statistics);
+}
+
 // Allocates the next version's vector, unless the step is in place. Fills in `step_.kernel`.
 void Stages::plan_step(ReadMode mode) {
   const int64_t size = core_.settings.size;
@@ -263,10 +271,7 @@ void Stages::plan_step(ReadMode mode) {
   const store::Vector& x = core_.model.current;
   const Sums* const sums = core_.direction->is.sums;
   if (sums && !core_.place.device && x.dtype == kFloat32) step_.sum = sums->along();
-  // Python code that runs before the commit (statistics) may still give the current version to somebody.
-  const bool readable =
-      core_.model.shared || core_.place.device || (core_.extension && core_.extension->asks.statistics);
-  if (readable || step_.finishes || mode == ReadMode::kReadOnce)
+  if (keeps_version() || step_.finishes || mode == ReadMode::kReadOnce)
     step_.next = step_.sum ? step_.sum : core_.place.memory->vector(size, x.dtype);
   const OptimizerState& with = step_.moments ? *step_.moments : core_.optimizer;
   step_.kernel = with.planned(core_.ledger.steps, step_.lr, x, step_.next ? step_.next : x);

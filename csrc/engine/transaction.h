@@ -91,6 +91,7 @@ class Stages {
   void write_receipt(PendingAnswer& pending, bool ends, double norm);
   bool steps() const { return step_.outcome == Outcome::kStep; }
   bool applied() const;
+  bool keeps_version() const;
 
   Core& core_;
   const InOrder order_;

@@ -14,6 +14,9 @@ namespace fastagg::store {
 
 using Owner = std::shared_ptr<void>;
 
+// Whether the memory is a block of this library. Then every holder of the memory has a copy of the owner.
+inline bool is_block(const Owner& owner) { return std::get_deleter<BlockReturn>(owner) != nullptr; }
+
 struct Vector {
   Owner owner;
   float* data = nullptr;

@@ -97,10 +97,9 @@ class Admission:
             numbers = self.of_model(answer)
         else:
             numbers = self.of(self.parse(answer.update, answer.kind), answer.control, answer.extra)
-        numbers.still = answer.still
         return Answer(
             answer.client, numbers, answer.version, samples(answer.num_samples, self.parts.settings["weighting"]),
-            answer.task, answer.offset, answer.incarnation,
+            answer.task, answer.offset, answer.incarnation, still=answer.still,
         )  # fmt: skip
 
     def check(self, answer: Answer) -> None:

@@ -22,8 +22,7 @@ class Answer(NamedTuple):
         control, extra: as in :meth:`fastagg.Server.receive`.
         measures: whether the receipt of a delta must have the delta's norm. If False, the delta is added as fast as a
             model.
-        still: whether ``update`` does not change during the call. If True, a model is read twice and added to the sum
-            in place, which saves the memory of a second sum.
+        still: as in :meth:`fastagg.Server.receive`. A trained model is then added to the sum in place, too.
     """
 
     client: Client

@@ -436,11 +436,12 @@ class Server:
         incarnation: int | None = None,
         task: int | None = None,
         offset: int | None = None,
+        still: bool = False,
     ) -> Receipt:
         """Take ``client``'s update, and make a step if the algorithm has enough updates for one.
 
         A task can be answered once. A refused update changes nothing. The update's memory is read once, so another
-        thread that writes to this memory during the call can only change this update.
+        thread that writes to this memory during the call can only change this update. See also ``still``.
 
         A server of :func:`fastagg.open` may first wait until the update is on the disk, as its ``durability`` says.
 
@@ -462,6 +463,9 @@ class Server:
                 even if the client was sent the same version again in between.
             offset: the answer's place in the queue or log that it is read from, 0 or above. The server stores the
                 offset in one record with the update, and :attr:`offset` returns the last one.
+            still: whether nobody writes to the update's memory during the call. If True, the update is read twice, and
+                is neither copied nor added to a second sum. With one to four million parameters this can save a third
+                of the time. The model stays finite even if somebody writes.
 
         Raises:
             UnknownClient: this client was never sent a model.
@@ -487,14 +491,15 @@ class Server:
         """
         try:
             if kind is None and control is None and extra is None:
-                receipt = self._receive(client, update, version, num_samples, task, offset, incarnation)
+                receipt = self._receive(client, update, version, num_samples, task, offset, incarnation, still)
                 if receipt is not None:
                     taken: Receipt = receipt
                     return taken
         except FastaggError as error:
             raise self._named(error, update) from None
         return self._take(Answer(
-            client, update, version, num_samples, task, offset, incarnation, kind, control=control, extra=extra
+            client, update, version, num_samples, task, offset, incarnation, kind, control=control, extra=extra,
+            still=still,
         ))  # fmt: skip
 
     def _take(self, answer: Answer) -> Receipt:
@@ -571,7 +576,7 @@ class Server:
                 numbers = self._admission.of(parsed)
                 numbers.blob, numbers.is_private = blob, blob is not None
                 samples = admission.samples(num_samples, self._parts.settings["weighting"])
-                receipt: Receipt = self._receive(client, numbers, version, samples, task, offset, incarnation)
+                receipt: Receipt = self._receive(client, numbers, version, samples, task, offset, incarnation, True)
                 return receipt
             except NonFiniteUpdate as error:
                 raise admission.named(error, self.layout, update) from None

@@ -100,7 +100,7 @@ def test_a_measurement_has_all_candidates_and_a_share_only_beyond_the_caches(mon
         assert "share" not in one.info
     monkeypatch.setattr(measure, "BEYOND", 1000)
     info = {name: one.info for name, one in measure.measure(case, 1000, rounds=1, care=timing.AT_ONCE).timed.items()}
-    assert {name for name in info if "share" in info[name]} == {"fastagg"}
+    assert {name for name in info if "share" in info[name]} == {name for name in info if name.startswith("fastagg")}
     assert set(info["fastagg"]["streams"]) == {"copy", "triad", "read", "in place"}
 
 

@@ -43,7 +43,7 @@ def test_a_page_changed_by_hand_is_stale(made, tmp_path, capsys):
 def measured(*ratios: float):
     from quick import Measured
 
-    return Measured("rule", "torch", 1000, 1.0, ratios[1], ratios)
+    return Measured("rule", "torch", 1000, 1.0, ratios[1], ratios, 0.25)
 
 
 def test_every_rule_is_compared_with_torch_and_has_a_line(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -55,9 +55,9 @@ def test_every_rule_is_compared_with_torch_and_has_a_line(monkeypatch: pytest.Mo
     quick.main()
     (sheet,) = taken
     assert [row[0] for row in sheet.rows] == list(quick.RULES)
-    for rule, size, ours, theirs, ratio, spread, _ in sheet.rows:
+    for rule, size, ours, ratio, spread, _, place in sheet.rows:
         low, high = spread.split(" to ")
-        assert size == "1 k" and float(ours) > 0 < float(theirs) and float(low) <= float(ratio) <= float(high), rule
+        assert size == "1 k" and float(ours) > 0 < float(place) and float(low) <= float(ratio) <= float(high), rule
 
 
 def test_a_loss_is_called_one_and_noise_is_not_called_a_win() -> None:
@@ -67,7 +67,7 @@ def test_a_loss_is_called_one_and_noise_is_not_called_a_win() -> None:
     assert verdict(measured(0.6, 1.7, 1.8)) == "even"
     assert verdict(measured(1.6, 1.7, 1.8)) == "faster"
     (row,) = quick_table([measured(0.5, 0.5, 0.5)], 0).rows
-    assert row == ["rule", "1 k", "1000.000", "500.000", "0.50", "0.50 to 0.50", "SLOWER"]
+    assert row == ["rule", "1 k", "1000.000", "0.50", "0.50 to 0.50", "SLOWER", "0.25"]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """A sender that writes to an update while the server reads it: what the server takes stays finite and within bounds.
 
 Another process writes to the update's memory all the time: small numbers, NaN, infinity, the largest float. An answer
-is counted or refused by name. A server that read a number twice, and trusted the first reading, would take NaN.
+is counted or refused by name. ``still`` says that nobody writes, so the server reads twice: a lie must not spoil it.
 """
 
 from __future__ import annotations
@@ -48,16 +48,19 @@ def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tensor]:
         writer.kill()
 
 
-def played(server: fastagg.Server, update: Tensor, least: int) -> list[fastagg.Receipt]:
+def played(server: fastagg.Server, update: Tensor, least: int, still: bool) -> list[fastagg.Receipt]:
     """Answers until at least so many were counted, and so many were refused. Returns the receipts."""
     receipts: list[fastagg.Receipt] = []
     refused = arrival = 0
     until = time.monotonic() + 60
     while (len(receipts) < least or refused < least) and time.monotonic() < until:
         server.dispatch(arrival % CLIENTS)
-        try:
-            receipts.append(server.receive(arrival % CLIENTS, update, num_samples=2.0))
-        except (fastagg.NonFiniteUpdate, fastagg.UpdateTooLarge):
+        answer = fastagg.Answer(arrival % CLIENTS, update, num_samples=2.0, still=still)
+        outcome = server.receive_many([answer])[0]
+        if isinstance(outcome, fastagg.Receipt):
+            receipts.append(outcome)
+        else:
+            assert isinstance(outcome, (fastagg.NonFiniteUpdate, fastagg.UpdateTooLarge))
             refused += 1
         arrival += 1
     assert len(receipts) >= least and refused >= least
@@ -65,10 +68,11 @@ def played(server: fastagg.Server, update: Tensor, least: int) -> list[fastagg.R
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("still", [False, True])
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_a_server_keeps_stays_finite(name: str, changing: Tensor) -> None:
+def test_what_a_server_keeps_stays_finite(name: str, still: bool, changing: Tensor) -> None:
     server = PRESETS[name](model(SIZE))
-    played(server, changing, 100)
+    played(server, changing, 100, still)
     for arrival in range(6 * CLIENTS):  # a spoiled sum, row or moment would reach the model now
         server.dispatch(arrival % CLIENTS)
         server.receive(arrival % CLIENTS, torch.full((SIZE,), SMALL), num_samples=2.0)
@@ -77,12 +81,13 @@ def test_what_a_server_keeps_stays_finite(name: str, changing: Tensor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("still", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("buffer_size", [1, 4])
 def test_the_model_moves_at_most_as_far_as_the_norms_say(
-    buffer_size: int, dtype: torch.dtype, changing: Tensor
+    buffer_size: int, dtype: torch.dtype, still: bool, changing: Tensor
 ) -> None:
     changing = changing.view(dtype)[:SIZE]
     server = fastagg.FedBuff(torch.zeros(SIZE), buffer_size=buffer_size, answers_per_step=None)
-    norms = sum(receipt.update_norm for receipt in played(server, changing, 1_000))
+    norms = sum(receipt.update_norm for receipt in played(server, changing, 1_000, still))
     assert server.flat.abs().max().item() <= norms / buffer_size * (1 + 1e-6)

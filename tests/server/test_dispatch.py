@@ -1,9 +1,13 @@
 """Tasks that go out and receipts that come back."""
 
 import copy
+import ctypes
+import gc
 import pickle
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import inside
@@ -55,6 +59,39 @@ def test_params_are_copied_once_and_views_not_at_all() -> None:
     assert task.views["embed.weight"].data_ptr() == task.flat.data_ptr() == server.flat.data_ptr()
     assert task.params["embed.weight"].data_ptr() != task.flat.data_ptr()
     assert task.params["embed.weight"].data_ptr() == task.params["out.weight"].data_ptr()  # tied in the copy as well
+
+
+HOLDERS: dict[str, Callable[[fastagg.Dispatch], Any]] = {
+    "task": lambda task: task,
+    "flat": lambda task: task.flat,
+    "a view": lambda task: next(iter(task.views.values())),
+    "a slice": lambda task: task.flat[3:5],
+    "numpy": lambda task: task.flat.numpy(),
+    "memoryview": lambda task: memoryview(task.flat.numpy()),
+    "dlpack": lambda task: torch.utils.dlpack.to_dlpack(task.flat),
+    "storage": lambda task: task.flat.untyped_storage(),
+    "another task": lambda task: task.for_client(7, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", ["ASGD", "FADAS", "ACE"])
+@pytest.mark.parametrize("what", [*HOLDERS, "nothing"])
+def test_a_step_is_in_place_only_if_nobody_holds_the_version(what: str, rule: str) -> None:
+    settings: dict[str, Any] = {"num_clients": 1} if rule == "ACE" else {"buffer_size": 1} if rule == "FADAS" else {}
+    server = getattr(fastagg, rule)({"a": torch.zeros(20_000), "b": torch.zeros(7)}, lr=1.0, **settings)
+    for _ in range(2):  # version 0 lies in memory of torch
+        server.dispatch(0)
+        server.receive(0, torch.full((20_007,), 0.5))
+    address, before = server.flat.data_ptr(), server.flat.clone()
+    held = HOLDERS[what](server.dispatch(0)) if what in HOLDERS else server.dispatch(0).version
+    gc.collect()
+    server.receive(0, torch.full((20_007,), 0.5), still=True)
+    assert (server.flat.data_ptr() == address) == (what == "nothing")
+    assert not torch.equal(server.flat, before)
+    if what in HOLDERS:
+        at = (ctypes.c_float * 20_007).from_address(address)
+        assert np.array_equal(np.frombuffer(at, np.float32), before.numpy())  # the holder's memory
+    del held
 
 
 def test_a_task_says_what_it_is() -> None:
