@@ -1,8 +1,8 @@
 """All checks of the project, each as a target: ``nox --list`` shows them, ``nox -s NAME`` runs one.
 
-``.ci/run`` runs those of every commit (tag ``commit``). The others (tag ``nightly``) take longer; a job runs them at
-night. Targets that test the package use one wheel, which ``wheel`` compiles in a copy of the checkout. In
-that copy ``readme`` runs README's two lines, unchanged; they find compiled what they would compile.
+``.ci/run`` runs the targets with the tag ``commit`` on every commit. Targets with the tag ``nightly`` take longer, and
+run at night. Targets that test the package use one wheel, which ``wheel`` compiles in a copy of the checkout.
+``readme`` runs README's two lines in that copy, where nothing is left to compile.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 import nox
 from nox.command import CommandFailed
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; tests of Ctrl-C would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; tests of Ctrl-C would inherit this
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = Path(__file__).parent
 
 
 def integrations(*patterns: str) -> list[str]:
-    """Return the integrations' tests that match, and those of the documentation and of rules in every framework."""
+    """Return the integrations' test files that match, and the tests of documentation and of rules in all frameworks."""
     folder = HERE / "tests/integrations"
     names = ("docs", "kept_by_client", "replies", "run", *patterns)
     found = {path for name in names for path in folder.glob(f"test_{name}.py")}
@@ -37,7 +37,7 @@ def integrations(*patterns: str) -> list[str]:
 FOLDER = Path(os.environ.get("FASTAGG_CI_FOLDER", HERE / "build/ci")).resolve()
 FOLDER.mkdir(parents=True, exist_ok=True)
 COPY = FOLDER / "checkout"
-COMPILING = ("cmake", "ninja", "pybind11")  # with a compiler, all that a build without pip needs
+COMPILING = ("cmake", "ninja", "pybind11")  # the packages that a build without pip needs, besides a compiler
 PYTEST = ("pytest", "-q", "-ra", "-p", "no:cacheprovider")
 FLOWER = integrations("session", "flower*")
 FLOWER_EXTRAS = "flower,test,tensorboard,mlflow,wandb"
@@ -46,8 +46,8 @@ APPFL = [*integrations("appfl", "pfl"), "tests/rules/test_optax.py"]
 ENVIRONMENT = {
     "MPLBACKEND": "Agg",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    # 0 means --no-compile (pip takes the variable for the option that it negates): no bytecode of what is never
-    # imported. With torch that is two thirds of the processor's time of an installation.
+    # 0 means --no-compile, so pip makes no bytecode. For torch, that would take two thirds of the installation's
+    # processor time, and most modules are never imported.
     "PIP_NO_COMPILE": "0",
 }
 
@@ -56,7 +56,7 @@ nox.options.default_venv_backend = "venv"
 
 
 def target(tag: str, *requires: str) -> Callable:
-    """Declare a target: an environment of its own, beside others if those that it requires have passed."""
+    """Declare a target with its own environment. Targets run in parallel, after the targets they require."""
     return nox.session(tags=[tag], requires=list(requires), allow_parallel=True)
 
 
@@ -78,7 +78,7 @@ def install_flare(session: nox.Session) -> None:
 
 
 def needed(extra: str | None = None) -> list[str]:
-    """Return what the package and an extra of it need, without the package."""
+    """Return the requirements of the package and of one extra, without the package itself."""
     project = nox.project.load_toml("pyproject.toml")["project"]
     names = project["optional-dependencies"][extra] if extra else project["dependencies"]
     own = [re.fullmatch(r"fastagg\[(.*)\]", name) for name in names]
@@ -101,7 +101,7 @@ def copy_checkout(folder: Path) -> None:
         shutil.copy2(name, folder / name)
 
 
-# What a Python prints that can make environments and compile an extension: its version and its path.
+# A program that prints the version and path of a Python that can make environments and compile an extension.
 PROBE = """
 import ensurepip, os, sys, sysconfig
 assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
@@ -110,7 +110,7 @@ print("%d.%d" % sys.version_info[:2], sys._base_executable)
 
 
 def interpreters() -> tuple[dict[str, str], list[str]]:
-    """Return the Pythons of pyproject.toml that are here, with their paths, and those that are not."""
+    """Return version -> path of the installed Pythons that pyproject.toml names, and the versions not installed."""
     classifiers = "\n".join(nox.project.load_toml("pyproject.toml")["project"]["classifiers"])
     versions = re.findall(r"(?m)^Programming Language :: Python :: (3\.\d+)$", classifiers)
     folders = [Path(folder) for folder in os.get_exec_path()]
@@ -126,7 +126,7 @@ def interpreters() -> tuple[dict[str, str], list[str]]:
 
 
 def debian(session: nox.Session, command: str, *packages: str) -> None:
-    """Install Debian's ``packages`` unless ``command`` is here. Without root, the target says what it leaves out."""
+    """Install Debian's ``packages`` if ``command`` is missing. Without root, print what the target leaves out."""
     if shutil.which(command) or not shutil.which("apt-get"):
         return
     sudo = [] if os.geteuid() == 0 else ["sudo", "-n"] if "CI" in os.environ else None
@@ -146,24 +146,24 @@ def script(session: nox.Session, name: str, *arguments: object) -> None:
 
 
 def compiled_since(begun: float) -> list[str]:
-    """Return the objects in the copy that were compiled since then, without the one that holds the sources' digest."""
+    """Return the objects in the copy that were compiled after ``begun``, except the object with the sources' digest."""
     objects = (COPY / "build").rglob("*.o")
     return [path.name for path in objects if path.stat().st_mtime > begun and "digest" not in path.name]
 
 
 @target("commit")
 def wheel(session: nox.Session) -> None:
-    """Compile the wheel that other targets test, in a copy of the checkout, as anybody's pip would."""
+    """Compile the wheel that other targets test, in a copy of the checkout, with pip as a user would."""
     session.env.update(ENVIRONMENT)
     copy_checkout(COPY)
     shutil.rmtree(FOLDER / "wheel", ignore_errors=True)
-    traced = "cmake.define.FASTAGG_TRACE=ON"  # tests/native/trace.cpp beside it, of the same objects
+    traced = "cmake.define.FASTAGG_TRACE=ON"  # also links tests/native/trace.cpp with the same objects
     session.run("pip", "wheel", "-q", "--no-deps", "-C", traced, "-w", str(FOLDER / "wheel"), str(COPY))
 
 
 @target("commit", "wheel")
 def readme(session: nox.Session) -> None:
-    """Run README's two lines in a new environment. They are read from it, so README and the check cannot differ."""
+    """Run README's two lines in a new environment. The target reads the lines from README."""
     session.env.update(ENVIRONMENT)
     text = (COPY / "README.md").read_text()
     for last in ("fastagg demo", "pytest -n auto"):
@@ -178,7 +178,7 @@ def readme(session: nox.Session) -> None:
 
 @target("commit", "wheel")
 def arm(session: nox.Session) -> None:
-    """Compare the kernels' bits and the audits of logs: on this machine, by the wheel's code, and on ARM, emulated."""
+    """Compare the bits of kernels and the audits of logs between this machine and an emulated ARM processor."""
     install(session, *COMPILING)
     debian(session, "qemu-aarch64", "g++-aarch64-linux-gnu", "qemu-user")
     (trace,) = (COPY / "build").rglob("fastagg_trace")
@@ -199,7 +199,7 @@ def linters(session: nox.Session) -> None:
 
 @target("commit", "wheel")
 def package(session: nox.Session) -> None:
-    """Check what a user installs: the source distribution, the wheel alone, and with the oldest versions."""
+    """Check the source distribution, the wheel without extras, and the wheel with the oldest versions of packages."""
     install(session, "build")
     session.run("python", "-m", "build", "-s", "-o", str(FOLDER / "sdist"), str(COPY), silent=True)
     session.run("python", ".ci/sources.py", *map(str, (FOLDER / "sdist").glob("*.tar.gz")))
@@ -209,7 +209,7 @@ def package(session: nox.Session) -> None:
 @target("commit", "wheel")
 @nox.parametrize("age", ["oldest", "newest"])
 def pythons(session: nox.Session, age: str) -> None:
-    """Test what a user installs, with the newest packages, on the oldest and the newest Python that is here."""
+    """Test the wheel with the newest packages, on the oldest and the newest Python of this machine."""
     session.env.update(ENVIRONMENT)
     here, missing = interpreters()
     session.log(f"Python {', '.join(here)}; not on this machine: {', '.join(missing) or 'none'}")
@@ -299,7 +299,7 @@ NEWEST = {
 @target("nightly", "wheel")
 @nox.parametrize("group", [*NEWEST])
 def newest(session: nox.Session, group: str) -> None:
-    """Test with the newest version of every dependency and framework, and name what differs if something broke."""
+    """Test with the newest versions of dependencies and frameworks. If a test fails, print the versions that differ."""
     session.env.update(ENVIRONMENT)
     extras, packages, tests = NEWEST[group]
     session.install("-q", f"{built()}[{extras}]", *packages)
@@ -329,7 +329,7 @@ def byzfl(session: nox.Session) -> None:
 @target("nightly", "wheel")
 @nox.parametrize("pip", ["22.3", ""])
 def constraints(session: nox.Session, pip: str) -> None:
-    """Resolve every extra from nothing with constraints.txt, by the oldest pip of Python 3.11 and by the newest."""
+    """Resolve every extra with constraints.txt, in a new environment, by Python 3.11's oldest pip and by the newest."""
     session.env.update(ENVIRONMENT)
     session.install("-q", "-U", f"pip=={pip}" if pip else "pip")
     for extra in nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]:
@@ -356,7 +356,7 @@ def cuda(session: nox.Session) -> None:
 
 @target("commit", "wheel")
 def extras(session: nox.Session) -> None:
-    """Test with real Flower, and what needs other extras: queues, callbacks, trackers, Ray."""
+    """Test with real Flower, and with other extras: queues, callbacks, trackers, Ray."""
     debian(session, "nats-server", "nats-server")
     install_flower(session, wheel=f"{FLOWER_EXTRAS},queue,ray,privacy")
     session.run(*PYTEST, *FLOWER)
@@ -388,21 +388,21 @@ def serve_kills(session: nox.Session) -> None:
 
 @target("nightly", "wheel")
 def ray_kills(session: nox.Session) -> None:
-    """Kill actors of Ray 200 times, and compare the bits of what they serve."""
+    """Kill actors of Ray 200 times, and compare the bits of their models."""
     install(session, wheel="test,ray")
     session.run(*PYTEST, "-m", "slow", "tests/integrations/test_ray.py")
 
 
 @target("nightly", "wheel")
 def slow(session: nox.Session) -> None:
-    """Run the tests that repeat much, and properties with all their examples."""
+    """Run the slow tests, which repeat much, and the property tests with all examples."""
     install(session, wheel="test")
     session.run("pytest", "-n", "auto", "-m", "slow", "--hypothesis-profile", "thorough", "--durations", "10")
 
 
 @target("nightly", "wheel")
 def machine(session: nox.Session) -> None:
-    """Lose power, kill, and refuse memory, threads and files, ten minutes each; ``-- SEED`` repeats a night."""
+    """Simulate lost power, kills, and refused memory, threads and files. ``-- SEED`` repeats a night's run."""
     install(session, wheel="test")
     seed = session.posargs[0] if session.posargs else str(int(time.time()) // 86400)
     session.log(f"seed {seed}")
@@ -412,7 +412,7 @@ def machine(session: nox.Session) -> None:
 
 @target("nightly", "wheel")
 def limits(session: nox.Session) -> None:
-    """Run tests of servers and folders with little: 64 more threads, 6 GB of addresses, or 64 descriptors."""
+    """Run tests of servers and folders with few threads (64 more), addresses (6 GB), or file descriptors (64)."""
     install(session, wheel="test")
     tests = "tests/server/test_server.py tests/durable/test_open.py tests/csrc/test_pool.py"
     for limit in ("ulimit -v 6000000", "ulimit -n 64", 'ulimit -u "$(($(ps -eL --no-headers | wc -l) + 64))"'):
@@ -422,7 +422,7 @@ def limits(session: nox.Session) -> None:
 
 @target("nightly", "wheel")
 def volumes(session: nox.Session) -> None:
-    """Fill volumes of ext4, XFS and btrfs to the last block. Tests that may not mount are skipped by name."""
+    """Fill volumes of ext4, XFS and btrfs to the last block. Without the right to mount, tests are skipped."""
     debian(session, "mkfs.xfs", "xfsprogs", "btrfs-progs")
     install(session, wheel="test")
     session.run(*PYTEST, "-m", "", "tests/durable/test_volumes.py")
@@ -430,7 +430,7 @@ def volumes(session: nox.Session) -> None:
 
 @target("nightly", "wheel")
 def threads(session: nox.Session) -> None:
-    """Run the tests with threads, for a Python without a global lock: they need few packages."""
+    """Run the tests that use threads and need few packages, also on a Python without a global lock."""
     install(session, "pytest", "hypothesis", wheel="")
     names = ("dispatch", "ids", "leases", "reentry", "threads")
     session.run(*PYTEST, *(f"tests/server/test_{name}.py" for name in names))
@@ -438,7 +438,7 @@ def threads(session: nox.Session) -> None:
 
 @target("nightly")
 def sanitizers(session: nox.Session) -> None:
-    """Run the tests of kernels, CUDA's emulated, on a build with AddressSanitizer and UBSan."""
+    """Test the kernels, also CUDA's in emulation, on a build with AddressSanitizer and UBSan."""
     install(session, *needed("test"), *COMPILING)
     script(session, "sanitize")
 
@@ -452,14 +452,14 @@ def races(session: nox.Session) -> None:
 
 @target("nightly")
 def readers(session: nox.Session) -> None:
-    """Look for races between threads of Python that read what servers hand out and others that write."""
+    """Look for races between Python threads that read a server's vectors and threads that send updates."""
     install(session, *needed(), *COMPILING)
     script(session, "readers")
 
 
 @target("nightly")
 def clang(session: nox.Session) -> None:
-    """Look at the sizes of functions, compile with Clang's warnings, and compare the bits."""
+    """Check function sizes, compile with Clang's warnings, and compare kernels' bits with tests/native/trace.txt."""
     install(session, *COMPILING, "clang-tidy")
     debian(session, "clang", "clang")
     script(session, "clang")
@@ -474,14 +474,14 @@ def macos(session: nox.Session) -> None:
 
 @target("nightly")
 def incremental(session: nox.Session) -> None:
-    """Count what a contributor's changed line compiles, and the files that an addition takes."""
+    """Check how much a changed line compiles, and how many files an addition changes."""
     session.env.update(ENVIRONMENT)
     script(session, "incremental")
 
 
 @target("nightly", "wheel")
 def browser(session: nox.Session) -> None:
-    """Look at the reports in Chromium."""
+    """Check the HTML reports in Chromium."""
     debian(session, "chromium", "chromium")
     install(session, wheel="test")
     session.run(*PYTEST, "tests/page")
@@ -489,14 +489,14 @@ def browser(session: nox.Session) -> None:
 
 @target("nightly", "wheel")
 def speed(session: nox.Session) -> None:
-    """Compare three kernels with the machine's own streams and with torch."""
+    """Compare three kernels with the speed of the machine's memory and with torch."""
     install(session, wheel="test,bench")
     session.run(*PYTEST, "bench", "--floors")
 
 
 @target("nightly")
 def gpu(session: nox.Session) -> None:
-    """Walk the stages of ``bench/gpu.sh`` without a card: CUDA emulated, small sizes, and what such machines lack."""
+    """Run the stages of ``bench/gpu.sh`` without a GPU, with emulated CUDA and small sizes."""
     install(session, *needed("test"), *needed("bench"), *COMPILING)
     session.run("bash", "bench/gpu.sh", external=True, env={"DRY": "1", "OUT": str(FOLDER / "gpu")})
 

@@ -1,10 +1,9 @@
-"""What an addition costs a contributor: adds a toy optimizer, row format and preset, and counts the files it takes.
+"""Checks what additions cost a contributor: adds a toy optimizer, row format and preset, and counts changed files.
 
-It changes the checkout that it runs in, so it runs in a copy (.ci/incremental.sh), whose build folder it takes. The
-numbers of files are those that CONTRIBUTING.md promises. Then the toys are compiled, and the
-comparisons that the tests have anyway must find and pass them: with the reference, to the bit, and with the float64
-model.
-Nearly every file depends on the row formats, so the toy of those is only counted.
+The script changes the checkout that it runs in. So .ci/incremental.sh runs it in a copy, with the copy's build folder
+BUILD. The numbers of files must be those in CONTRIBUTING.md. Then the toys are compiled. Existing tests must include
+the toys by themselves, and pass: the comparisons with the reference's bits and with the float64 model. The toy row
+format is only counted, because nearly every file would be compiled again.
 
     python .ci/contribute.py BUILD
 """
@@ -15,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-Edits = dict[str, list[tuple[str, str]]]  # file -> (text that is there, text that is put before it)
+Edits = dict[str, list[tuple[str, str]]]  # file -> (existing text, text to insert before it)
 
 OPTIMIZER: Edits = {
     "csrc/math/optimizers.h": [
@@ -155,7 +154,7 @@ def run(*command: str) -> str:
 
 
 def promised(page: str) -> dict[str, tuple[int, int]]:
-    """Return what the page's table says of each toy: files of the package, and of tests."""
+    """Return from the page's table, for each toy, the number of files in the package and in tests."""
     text = Path(page).read_text(encoding="utf-8")
     rows = re.findall(r"^\| (an? [a-z ]+) \|.*\| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     return {what: (int(files), int(tests)) for what, files, tests in rows}
@@ -173,7 +172,7 @@ def add(edits: Edits) -> int:
 
 
 def check(build: str, *chosen: tuple[str, str]) -> None:
-    """Compile, and run those tests of a file whose names contain a word."""
+    """Compile, and run tests. ``chosen``: pairs of a test file, and a word that the names of its tests must contain."""
     run("cmake", "--build", build)
     for tests, word in chosen:
         said = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", word)

@@ -1,7 +1,6 @@
-"""Checks the assembler's result for the CUDA kernels: evidence.py OBJECT...
+"""Checks the machine code of the CUDA kernels for every architecture: evidence.py OBJECT...
 
-It reads the disassembly. No kernel may use local memory, and those that stream vectors must use 128-bit accesses, on
-every architecture.
+No kernel may use local memory. Kernels that read or write whole vectors must use 128-bit accesses.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import re
 import subprocess
 import sys
 
-# kernel -> which of its accesses must be of 128 bits in its aligned variants
+# kernel -> the accesses that must have 128 bits in the kernel's aligned variants
 STREAMING = {"norms_kernel": ("LDG",)} | dict.fromkeys(
     ("step_kernel", "coded_kernel", "accumulate_kernel", "cached_kernel"), ("LDG", "STG")
 )
@@ -21,7 +20,7 @@ def run(*command: str) -> str:
 
 
 def functions(path: str) -> dict[tuple[str, str], list[str]]:
-    """Return (architecture, mangled name) -> its instructions."""
+    """Return (architecture, mangled name) -> the instructions of the function."""
     found: dict[tuple[str, str], list[str]] = {}
     architecture, instructions = "", []
     for line in run("cuobjdump", "-sass", path).splitlines():
@@ -35,14 +34,14 @@ def functions(path: str) -> dict[tuple[str, str], list[str]]:
 
 
 def faults(kernel: str, instructions: list[str]) -> list[str]:
-    """Return what this kernel has and must not have, and what it lacks."""
+    """Return a text for each forbidden or missing instruction of a kernel."""
     text = "\n".join(instructions)
     lacking = (kind for kind in STREAMING.get(kernel.split("<")[0], ()) if not re.search(rf"\b{kind}\.\S*128", text))
     return re.findall(r"\b(?:LDL|STL)\b", text)[:1] + [f"no {kind}.128" for kind in lacking]
 
 
 def main(paths: list[str]) -> int:
-    """The command line."""
+    """Check object files. Return 1 if a kernel has a fault."""
     kernels = {key: code for path in paths for key, code in functions(path).items()}
     mangled = sorted({name for _, name in kernels})
     plain = run("c++filt", *mangled).replace("fastagg::cuda::(anonymous namespace)::", "").splitlines()

@@ -1,7 +1,7 @@
-"""Makes the figures of README and docs again that take seconds, and compares: python .ci/figures.py
+"""Checks the figures in README and docs: python .ci/figures.py
 
-Each check is a page, what stands there, and what was found now. A figure that takes minutes is compared with
-bench/results/, where it was stored. What is left is what only a long run can give; its command stands beside it.
+Figures that take seconds are computed again. Figures that take minutes are compared with bench/results/. Figures that
+need a long run are not checked. The pages name their commands.
 """
 
 import json
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-Check = tuple[str, str]  # a page, and what must stand there
+Check = tuple[str, str]  # a page, and the text that it must contain
 
 
 def run(*command: str) -> str:
@@ -24,12 +24,12 @@ def run(*command: str) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits, as the pages write speeds: 1,240 and 127 and 30."""
+    """Return a number with three digits, as the pages write speeds: 1,240 and 127 and 30."""
     return f"{float(f'{value:.3g}'):,.0f}"
 
 
 def results() -> Iterator[Check]:
-    """What README and the page of frameworks say of runs that are stored."""
+    """Yield what README and docs/performance/frameworks.md say of results in bench/results/."""
     text = json.loads((ROOT / "bench" / "results" / "amd-epyc-zen-4.json").read_text())
     found = [one for one in text["benchmarks"] if one["extra_info"]["threads"] == 2]
     rows = {(one["extra_info"]["case"], one["extra_info"]["candidate"]): one for one in found}
@@ -62,7 +62,7 @@ def results() -> Iterator[Check]:
 
 
 def blocks() -> Iterator[Check]:
-    """The rounding errors by the block of a scale."""
+    """Yield the rounding errors, by the number of elements that share a scale."""
     for line in run("bench/errors.py", "blocks").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[:2] in (["255", "256"], ["15", "256"]):
@@ -70,7 +70,7 @@ def blocks() -> Iterator[Check]:
 
 
 def memory() -> Iterator[Check]:
-    """What servers keep for each parameter, as choosing.md has it; and what a cache takes."""
+    """Yield the bytes per parameter that servers keep, as in choosing.md, and the bytes of a cache."""
     import torch
 
     import fastagg
@@ -87,7 +87,7 @@ def memory() -> Iterator[Check]:
             tasks = [server.dispatch(client) for client in range(clients)]
             for task in tasks:
                 server.receive(task.client, torch.ones(size), task.version)
-        del tasks, task  # a version that somebody holds counts, too
+        del tasks, task  # a task keeps its version in memory
         held = round((server.memory()["total"] - 4 * size) / size)
         expected = 8 + 4 * (clients + 2) if "n" in words else int(words.rstrip("d"))
         yield "docs/choosing.md", words if held == expected else f"{words} (found: {held}d)"
@@ -97,9 +97,9 @@ def memory() -> Iterator[Check]:
 
 
 def demo() -> Iterator[Check]:
-    """The demo's verdict. Another processor may round to a slightly different one."""
+    """Yield the demo's verdict. Its numbers may differ slightly on another processor, because of rounding."""
     with tempfile.TemporaryDirectory() as folder:
-        said = run("-P", "-m", "fastagg", "demo", "--out", folder)  # not this folder's package: the installed one
+        said = run("-P", "-m", "fastagg", "demo", "--out", folder)  # -P: runs the installed package, not this folder's
     ratio = re.search(r"FedBuff reaches 95% (\d+)(?:\.\d)? times sooner than FedAvg\.", said)
     took = [re.search(rf"{row} +\S+ +\S+ +(\d+) {unit}", said) for row, unit in (("FedBuff", "min"), ("FedAvg", "h"))]
     if ratio is None or took[0] is None or took[1] is None:
@@ -117,7 +117,7 @@ def main() -> int:
     for part in (results, blocks, memory, demo):
         for page, words in part():
             checked += 1
-            if words not in " ".join((ROOT / page).read_text().split()):  # wherever its lines end
+            if words not in " ".join((ROOT / page).read_text().split()):  # ignores where lines end
                 print(f"{page} does not have what was found now ({part.__name__}): {words}")
                 wrong += 1
     print(f"{checked} figures were made again; {wrong} differ")

@@ -1,4 +1,4 @@
-"""Checks a fresh install: import, one step, a checkpoint. It runs in any folder except the checkout's."""
+"""Checks an installed package: imports it, makes a step and a checkpoint. Must not run in the checkout's folder."""
 
 import sys
 import tempfile

@@ -1,21 +1,21 @@
-"""Long runs of what takes seconds as a test. Each prints its progress, and ends with an error if a promise is broken.
+"""Runs some tests for a long time. Each run prints its progress, and ends with an error if a promise is broken.
 
-python .ci/power.py power 100000      power is lost this often, at least (tests/support/simulated.py)
-python .ci/power.py kill 10000        kill -9 this often (tests/durable/test_killed.py)
-python .ci/power.py serve 1000        `fastagg serve` is killed this often (tests/serve/test_process.py)
-python .ci/power.py uploads 500       the same, while copies of updates of 16 MB overlap, some of which are cut
-python .ci/power.py uploads 60 1 100  the same with 100 MB
-python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder: memory and folder stay as large
-python .ci/power.py silent 1000000    so many clients, most of which never answer, at a server with a folder and leases
+python .ci/power.py power 100000      at least so many simulated losses of power (tests/support/simulated.py)
+python .ci/power.py kill 10000        so many kills with SIGKILL (tests/durable/test_killed.py)
+python .ci/power.py serve 1000        so many kills of `fastagg serve` (tests/serve/test_process.py)
+python .ci/power.py uploads 500       the same, during uploads of 16 MB at the same time, some of which are cut
+python .ci/power.py uploads 60 1 100  the same with the seed 1 and 100 MB
+python .ci/power.py arrivals 10000000 so many arrivals at a server with a folder; memory and folder must not grow
+python .ci/power.py silent 1000000    so many clients of such a server with leases; most clients never answer
 
-python .ci/power.py damage 10000      files of a folder are damaged this often (tests/support/damaged.py)
+python .ci/power.py damage 10000      so many damages to a folder's files (tests/support/damaged.py)
 
-python .ci/power.py memory 600        so many seconds: in turn, an allocation of every public call fails
-python .ci/power.py threads 60        the same: the system refuses a thread, once, a few times, or for good
-python .ci/power.py files 600         the same: it refuses a call for a file, with every error
+python .ci/power.py memory 600        for so many seconds, one allocation of each public call fails
+python .ci/power.py threads 60        the same, but the system refuses threads: once, a few times, or always
+python .ci/power.py files 600         the same, but a system call for a file fails, with every error
 
-A third argument of all but `arrivals` and `silent` is the first seed. With different ones, several may run at the same
-time.
+The third argument is the first seed, except for `arrivals` and `silent`. Runs with different seeds may run at the same
+time. The fourth argument, for `uploads`, is the size of an update in MB.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ sys.path[:0] = [str(TESTS), str(TESTS / "durable"), str(TESTS / "serve")]
 
 
 def resident() -> int:
-    """Bytes of memory that this process has."""
+    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def flat(what: str, count: int) -> None:
-    """Arrivals, or clients that are silent: memory may not grow in the second half."""
+    """Run `arrivals` or `silent`. Memory must not grow in the second half."""
     import torch
 
     import fastagg
@@ -83,7 +83,7 @@ def flat(what: str, count: int) -> None:
 
 
 def refuse(what: str, seconds: int, seed: int) -> None:
-    """The machine refuses (tests/support/refusing.py): this thread, or the log's and that of checkpoints."""
+    """Let the machine refuse memory, threads or files to this or to fastagg's threads (tests/support/refusing.py)."""
     from support import refusing
 
     kind = {"memory": "memory", "threads": "thread", "files": "file"}[what]
@@ -96,7 +96,7 @@ def refuse(what: str, seconds: int, seed: int) -> None:
 
 
 def main(what: str, count: int, seed: int = 100, megabytes: int = 16) -> None:
-    """Run one of them, and report the progress after every part."""
+    """Run the test ``what``, and print the progress after each part."""
     if what in ("arrivals", "silent"):
         return flat(what, count)
     if what in ("memory", "threads", "files"):
@@ -113,14 +113,14 @@ def main(what: str, count: int, seed: int = 100, megabytes: int = 16) -> None:
 
     from fastagg.durable import log
 
-    if what in ("serve", "uploads"):  # it needs the extra of this name
+    if what in ("serve", "uploads"):  # they need the extra `serve`
         from test_process import kills
 
     begun, done, seen = time.monotonic(), 0, 0
     while done < count:
         name, seed = NAMES[seed % len(NAMES)], seed + 1
         if what == "power":
-            logging.getLogger("fastagg").setLevel(logging.CRITICAL)  # what is refused is a part of it
+            logging.getLogger("fastagg").setLevel(logging.CRITICAL)  # errors are expected
             with mock.patch.object(log, "SMALL", 2 * simulated.SIZE):
                 did = simulated.live(name, seed, 80, ("power", "kill_and_power"))
             part = sum("power" in action for action in did)

@@ -1,8 +1,8 @@
-"""Threads that read all that servers hand out, beside threads that write. Run by ``.ci/readers.sh``, under
-ThreadSanitizer, which sees what native code reads and writes: so what was handed out is read by fastagg's own kernels.
+"""Looks for races between threads that read a server's vectors and threads that send updates. ``.ci/readers.sh`` runs
+this with ThreadSanitizer, which only watches native code. So fastagg's own kernels read the vectors.
 
-All elements of a version are equal, as all of an update are. So what mixes two versions has two values. `planted` also
-reads a server's own moments, which change with it; ThreadSanitizer must see that.
+All elements of an update are equal, so all elements of a version are. A vector that mixes two versions has two values.
+`planted` also reads a server's own moments, which steps change. ThreadSanitizer must report this race.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import fastagg
 from fastagg import ops
 
-SECONDS, WRITERS, D = 2.0, 2, 40_000  # above kWorthReleasing: kernels run without the lock of Python
+SECONDS, WRITERS, D = 2.0, 2, 40_000  # D is above kWorthReleasing, so kernels run without Python's lock
 ROUND = {"clients_per_round": 2, "weighting": "uniform"}
 RULES: dict[str, Callable[..., fastagg.Server]] = {
     "FedAsync": lambda model: fastagg.FedAsync(model),
@@ -38,7 +38,7 @@ def model() -> dict[str, torch.Tensor]:
 
 
 def handed_out(server: fastagg.Server) -> Iterator[torch.Tensor]:
-    """All vectors of the model that a server gives; each is one version's."""
+    """Yield all vectors of the model that a server returns. Each must belong to one version."""
     yield server.flat
     yield server.parameters()["w"].view(-1)
     task = server.dispatch(WRITERS)
@@ -49,7 +49,7 @@ def handed_out(server: fastagg.Server) -> Iterator[torch.Tensor]:
 
 
 def mixed(vector: torch.Tensor) -> bool:
-    """Whether two versions are in it; read by a kernel, and by torch."""
+    """Return whether a vector mixes two versions. A kernel and torch read it."""
     ops.inspect(vector)
     return bool(vector.min() != vector.max())
 
@@ -65,11 +65,11 @@ def main(rule: str, planted: bool, folder: Path | None) -> int:
         while time.monotonic() < until:
             at += 1
             task = server.dispatch(client)
-            value = (client + 1) * 2.0**-10 * (at % 7)  # sums are exact, so no element is rounded otherwise
+            value = (client + 1) * 2.0**-10 * (at % 7)  # sums are exact, so rounding cannot make elements differ
             update = {"w": torch.full((D // 4, 4), value), "bn.running_mean": torch.full((64,), value)}
             try:
                 found["steps"] += server.receive(client, update, task=task.id).applied
-            except fastagg.FastaggError as error:  # of a round that the other has ended
+            except fastagg.FastaggError as error:  # the other thread has ended the round
                 assert isinstance(error, (fastagg.UnknownVersion, fastagg.AlreadyCounted)), error
             if folder is not None and at % 50 == 0:
                 server.checkpoint()

@@ -1,4 +1,4 @@
-"""Check a source distribution: .ci/sources.py ARCHIVE. It has every file of git that a build needs, as it is here."""
+"""Checks that a source distribution has every file that a build needs, unchanged: .ci/sources.py ARCHIVE"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 needed = ["CMakeLists.txt", "cmake", "csrc", "fastagg", "pyproject.toml", "setup.py", "README.md", "LICENSE", "bench"]
-needed += ["tests/emulation"]  # of a build that emulates CUDA, and of every build's digest
+needed += ["tests/emulation"]  # for builds that emulate CUDA, and for the digest of every build
 listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *needed]
 names = subprocess.check_output(listed, text=True).split()
 with tarfile.open(sys.argv[1]) as archive:

@@ -2,10 +2,9 @@
 
 python .ci/theirs.py flower FOLDER
 
-The tests come from the framework's repository, at the tag of the installed version, into FOLDER; none of them is kept
-here. FASTAGG_THEIRS_FLOWER (_NVFLARE, _PFL) names a folder that has them already. Each test passes, or
-tests/theirs/expected.toml says why it cannot: a test that fails and is not listed there fails the run, and so does one
-that is listed and passes.
+The tests are downloaded to FOLDER from the framework's repository, at the tag of the installed version.
+FASTAGG_THEIRS_FLOWER (or _NVFLARE, _PFL) may name a folder that has the tests already. tests/theirs/expected.toml lists
+the tests that must fail, with reasons. The run fails if a test that is not listed fails, or a listed test passes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 
 
 class Listed:
-    """Marks the tests that are expected to fail."""
+    """A pytest plugin that marks the tests that are expected to fail."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         self._reasons, self._met = reasons, set[str]()
@@ -44,7 +43,7 @@ class Listed:
 
 
 def fetched(whose: Any, folder: Path) -> Path:
-    """Return a folder with the framework's tests."""
+    """Return a folder with the framework's tests, downloaded if necessary."""
     given = os.environ.get(f"FASTAGG_THEIRS_{whose.__name__.rpartition('.')[2].upper()}")
     if given:
         return Path(given).resolve()

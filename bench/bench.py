@@ -1,4 +1,4 @@
-"""Every case as a test of pytest-benchmark, one for each candidate: pytest bench/ --case accumulate"""
+"""Runs every candidate of every case as a test of pytest-benchmark: pytest bench/ --case accumulate"""
 
 from __future__ import annotations
 

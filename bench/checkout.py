@@ -1,9 +1,9 @@
-"""Imported first: a checkout that was not installed uses its own package."""
+"""Makes a checkout that was not installed use its own package. Scripts import this module first."""
 
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# An installed package has these files in a folder of its own.
+# In an installed package, this file is in fastagg/_bench.
 PATHS = [str(ROOT)] if (ROOT / "pyproject.toml").is_file() else []
 sys.path += PATHS

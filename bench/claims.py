@@ -4,13 +4,14 @@
     python bench/claims.py record FOLDER
     python bench/claims.py papers FOLDER --data-dir DATA [--plan] [--device cuda] [-j 4] [TABLE...]
 
-``run`` compares every table in FOLDER/TABLE with `fastagg compare`, and prints the verdicts. Finished runs are only
-read, and unfinished ones are continued. ``--data-dir``, ``--seeds`` and ``--set`` run them on other data and at another
-size. ``record`` writes the verdicts to docs/reproduction/measured.json, and the table of docs/reproduction.md from it.
+``run`` runs every table with `fastagg compare`, with FOLDER/TABLE as the table's folder, and prints the verdicts.
+Finished runs are only read, and unfinished runs are continued. ``--data-dir``, ``--seeds`` and ``--set`` change the
+data and the size of runs.
+``record`` writes the verdicts to docs/reproduction/measured.json, and the table of docs/reproduction.md from it.
 
-``papers`` runs the papers' tables at their own sizes, on a GPU if there is one. First it prints the
-hours of each: for every method in a table's first setting it divides the seconds of a few client updates by their share
-of the run. A table whose data set is not in the folder is left out. ``--plan`` stops then.
+``papers`` runs the papers' tables at their own sizes, on a GPU if there is one. First it prints an estimate of each
+table's hours. For every method in the table's first setting, it divides the seconds of a few client updates by their
+share of the run. Tables whose data set is not in DATA are left out. ``--plan`` only prints the estimates.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from papers import judge, runs
 PAGES = Path(__file__).parents[1] / "docs"
 CLAIMS, MEASURED = PAGES / "reproduction" / "claims.toml", PAGES / "reproduction" / "measured.json"
 BEGIN, END = "<!-- bench/claims.py makes this table -->\n", "<!-- its end -->\n"
-SEEDS = 6  # of a table that claims.toml does not name
+SEEDS = 6  # for a table that claims.toml does not name
 PAPERS = [
     *(f"fadas-table{number}" for number in (2, 3, 4, 5)), "ace-figure2", "fedecho-table2",
     *(f"asyncfeded-figure{number}-{data}" for number in (2, 3, 4) for data in ("synthetic", "femnist", "shakespeare")),
 ]  # fmt: skip
-WARM, UPDATES = 3, 12  # client updates before the clock starts, and those that are timed
-Measured = dict[str, dict[str, list[str]]]  # table -> claim -> difference with its interval, seeds, verdict
+WARM, UPDATES = 3, 12  # numbers of client updates: before the clock starts, and timed
+Measured = dict[str, dict[str, list[str]]]  # table -> claim -> (difference with its interval, seeds, verdict)
 
 
 def registry() -> dict[str, Any]:
@@ -58,7 +59,7 @@ def tables() -> list[str]:
 
 
 def verdicts(folder: Path) -> Measured:
-    """Return what the runs of the tables in ``folder`` say of their claims."""
+    """Return the verdict on each claim, from the runs in ``folder``."""
     measured: Measured = {}
     for path in sorted(folder.glob("*/comparison.csv")):
         measured[path.parent.name] = {
@@ -69,7 +70,7 @@ def verdicts(folder: Path) -> Measured:
 
 
 def page_table(measured: Measured) -> str:
-    """Return the table of the page, in Markdown. A test that has not been run says so."""
+    """Return the table of docs/reproduction.md. It marks claims that have not been tested."""
     lines = ["| claim | who says it | here | why |", "|---|---|---|---|"]
     for row in registry()["rows"]:
         said = []
@@ -86,7 +87,7 @@ def with_table(text: str, measured: Measured) -> str:
 
 
 def compare(folder: Path, names: list[str], args: argparse.Namespace, own: dict[str, list[str]]) -> None:
-    """Compare tables, each with further options of its ``own``. Unless all end, exit and say which did not."""
+    """Compare tables. ``own``: each table's further options. If comparisons fail, exit with the names of the tables."""
     seeds, failed = registry()["seeds"], []
     for table in names:
         command = [sys.executable, "-m", "fastagg", "compare", table, "--out", str(folder / table)]
@@ -102,7 +103,7 @@ def compare(folder: Path, names: list[str], args: argparse.Namespace, own: dict[
 
 
 def changes(given: config.Config, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what a run on this machine changes in a recipe."""
+    """Return the changes that the command line's options make in a recipe."""
     return {"run.device": args.device, **({"data.dir": args.data_dir} if hasattr(given.data, "dir") else {})}
 
 
@@ -139,7 +140,7 @@ def papers(folder: Path, args: argparse.Namespace) -> None:
         own = changes(table.cells[0].config, args)
         planned[name] = [f"{key}={str(one).lower() if isinstance(one, bool) else one}" for key, one in own.items()]
     print(f"| all | | {total:.2f} |", flush=True)
-    args.data_dir = None  # it stands in the changes of those tables that need it
+    args.data_dir = None  # `planned` has it for the tables that need it
     if not args.plan:
         compare(folder, list(planned), args, planned)
 

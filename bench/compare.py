@@ -1,7 +1,7 @@
-"""Whether fastagg became slower: python bench/compare.py OLD NEW, two files of pytest-benchmark's JSON or two commits.
+"""Tells whether fastagg became slower: python bench/compare.py OLD NEW, two JSON files of pytest-benchmark or commits.
 
-A row of fastagg's is slower if the spreads (p20 to p80) are apart and the median grew by more than 3%. Where a share of
-the memory's speed was measured, the change of that speed is divided out first: a slower machine is no regression.
+A row of fastagg is slower if the intervals from p20 to p80 do not overlap and the median grew by more than 3%. If the
+memory's speed was measured too, times are first divided by its change, because a slower machine is no regression.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def read(name: str) -> list[Row]:
     """Return the rows of a file, or of ``bench/results/`` at a commit.
 
     Raises:
-        ValueError: it is neither, or the file has another form.
+        ValueError: ``name`` is neither a file nor a commit, or the file has another form.
     """
     if Path(name).is_file():
         return rows(parse(Path(name).read_text(), name, committed=False))
@@ -39,9 +39,9 @@ def _git(*arguments: str) -> str | None:
 
 
 def verdict(old: Row, new: Row) -> tuple[str, float]:
-    """Return ``slower``, ``faster`` or ``within noise``, and the new time over the old one."""
+    """Return ``slower``, ``faster`` or ``within noise``, and the new time divided by the old time."""
     pace = 1.0
-    if "streams" in old.info and "streams" in new.info:  # of the memory: how much slower it has become
+    if "streams" in old.info and "streams" in new.info:  # pace: how much slower the memory has become
         kinds = old.info["streams"].keys() & new.info["streams"].keys()
         pace = max((old.info["streams"][kind] / new.info["streams"][kind] for kind in kinds), default=1.0)
     ratio = new.median / old.median / pace

@@ -1,8 +1,8 @@
-"""The plugin that lets candidates take turns: pytest-benchmark times one function after the other, and a machine
-changes meanwhile. It uses public hooks only.
+"""A pytest plugin that times candidates in turns. pytest-benchmark would time one function after the other, while the
+machine changes. The plugin uses public hooks only.
 
 All candidates of a case at one size are measured when the first one's test begins (``measure.py``). Each test then
-shows its own samples to pytest-benchmark, whose timer here is a clock that is set to them.
+gives its own samples to pytest-benchmark, through a timer that returns the measured seconds (:class:`Shown`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from problem import Case
 
 import fastagg
 
-# Without --case: every case at a small size, in two minutes. torch.compile takes minutes before anything is timed.
+# Without --case, small sizes run, in two minutes in total. Slow cases and torch.compile are left out.
 QUICK, QUICK_ROUNDS, QUICK_SECONDS, SLOW = 1_000_000, 5, 3.0, ("torch.compile",)
 SHOWN = ("case", "candidate", "size", "threads", "p20", "p80", "ratio", "share", "streams")
 FOUND = pytest.StashKey[dict[tuple[str, int, int], "Found | AssertionError"]]()
@@ -68,7 +68,7 @@ def _is_meant(case: Case, word: str) -> bool:
 
 
 def chosen(config: pytest.Config) -> list[tuple[str, int, int, str]]:
-    """Return what the options name: case, size, threads, candidate."""
+    """Return (case, size, threads, candidate) of every test that the options select."""
     words, device, only = config.option.case, config.option.device, config.option.only or [""]
     threads = [0] if device == "cuda" else config.option.threads or [fastagg.get_num_threads()]
     found = []
@@ -103,7 +103,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class Shown:
-    """A timer that is set to the seconds that were measured."""
+    """A timer for pytest-benchmark that returns seconds measured before."""
 
     __name__ = "interleaved"
     now = 0.0
@@ -122,7 +122,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture
 def interleaved(request: pytest.FixtureRequest, benchmark: Any) -> Any:
-    """Return a function ``(case, size, threads, candidate)`` that measures, or shows what was measured in turns."""
+    """Return a function ``(case, size, threads, candidate)`` that reports samples. A case's first call measures."""
 
     def show(case: str, size: int, threads: int, candidate: str) -> None:
         found = request.config.stash[FOUND]
@@ -152,7 +152,7 @@ def _measured(request: pytest.FixtureRequest, case: str, size: int, threads: int
     if not given.case:
         rounds, within = rounds or QUICK_ROUNDS, within or QUICK_SECONDS
     care = timing.Care(0.005, math.inf, 0.0) if given.impatient or not given.case else timing.QUIET
-    if given.floors:  # a neighbour in CI stays for minutes: nobody waits for its end
+    if given.floors:  # other load in CI lasts for minutes, so it is not waited for
         care = timing.Care(settle=0.002, patience=0.0)
     if threads:
         fastagg.set_num_threads(threads)
@@ -175,14 +175,14 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 
 
 def pytest_benchmark_update_commit_info(commit_info: dict[str, Any]) -> None:
-    if not checkout.PATHS:  # an installed package: the commit of the folder in which this runs may be another one
+    if not checkout.PATHS:  # the package is installed, so the current folder's commit may be another one
         commit_info["id"] = "unversioned"
-    if named := os.environ.get("FASTAGG_COMMIT"):  # of a copy without git (bench/gpu.sh)
+    if named := os.environ.get("FASTAGG_COMMIT"):  # the commit of a copy without git (bench/gpu.sh)
         commit_info.update(id=named, dirty=False)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the ratios, which are taken within rounds, and how quiet the machine was."""
+    """Print the ratios, each of two times in one round, and how busy other processes were."""
     for (case, size, threads), one in config.stash[FOUND].items():
         if isinstance(one, Found) and one.timed:
             quiet = f"others took {one.others:.0%} of the cores at most, {one.discarded} rounds were discarded"

@@ -1,8 +1,8 @@
-"""Rounding errors that pages name:
+"""Measures the rounding errors that documentation pages quote.
 
-python bench/errors.py blocks   # relative error and bytes of int8 and int4 rows, by how many elements share a scale
-python bench/errors.py flower   # of a mean of 100 models in fp16 and bf16: Flower's FedAvg and fastagg's, in ulp
-python bench/errors.py drift    # of ACE's mean after many arrivals, and of a plain fp32 mean, in ulp
+python bench/errors.py blocks   # int8 and int4 rows: relative error and bytes, by how many elements share a scale
+python bench/errors.py flower   # the mean of 100 models in fp16 and bf16, by Flower and by fastagg: error in ulp
+python bench/errors.py drift    # ACE's mean and a plain fp32 mean after many arrivals: error in ulp
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 import fastagg
 
-SIZE, CLIENTS, ARRIVALS = 1_000_000, 50, 5000  # of drift
+SIZE, CLIENTS, ARRIVALS = 1_000_000, 50, 5000  # for drift()
 
 
 def blocks() -> None:
-    """Gaussian numbers, heavy tails (Student's t, 3 degrees of freedom), and a gradient of layers of unlike scale."""
+    """Round normal numbers, Student's t with 3 degrees of freedom, and a gradient with layers of unlike scale."""
     torch.manual_seed(0)
     tails = torch.distributions.StudentT(3.0).sample
     data = {"Gaussian": torch.randn(1 << 20), "heavy tails": tails((1 << 20,))}
@@ -44,7 +44,7 @@ def rounded(values: Tensor, block: int, levels: int) -> float:
 
 
 def flower() -> None:
-    """Compared with float64, in units of the last place of the model's own type."""
+    """Compare means with float64. Errors are in units of the last place (ulp) of the model's own type."""
     from cases import servers
 
     from fastagg.integrations.flower import read

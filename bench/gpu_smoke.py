@@ -1,7 +1,7 @@
-"""The first minute on a card: every kind of rule takes six answers there and has the CPU's bits.
+"""A first test on a GPU, in a minute: every kind of rule takes six answers there, and must give the CPU's bits.
 
-Norms are 0.1 to 10 times the clipping bound, tasks are answered late, and versions differ when they are mixed: a norm,
-a delay or a base that is wrong changes bits. In a build that emulates CUDA, the CPU stands in for the card.
+The answers are such that a wrong norm, delay or base model changes bits. Norms are 0.1 to 10 times the clipping bound,
+answers come late, and the mixed versions differ. In a build that emulates CUDA, the test runs on the CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastagg import _build
 from fastagg.ops import place
 from fastagg.rules.privacy import NoiseKey
 
-SIZE = 10_007  # no multiple of a vector or a warp
+SIZE = 10_007  # no multiple of a vector's or a warp's size
 CLIP = 100.0  # near the norm of an update
 LATE = fastagg.Polynomial(0.5)
 RULES = {
@@ -40,7 +40,7 @@ FORMATS = ("int8", "int4", "int8-tensor", "sign", fastagg.TopK(0.01, "int2"))
 
 
 def played(make: object, device: str, form: object = None) -> tuple[torch.Tensor, float]:
-    """Return the model after six answers, in a format or as they are, and the seconds of the last."""
+    """Return the model after six answers, and the last answer's seconds. ``form``: the updates' format; None: fp32."""
     generator = torch.Generator().manual_seed(1)
     server = make(torch.randn(SIZE, generator=generator).to(device))  # type: ignore[operator]
     server._engine.begin_incarnation(0, 7)  # the same noise, and the same key
@@ -48,7 +48,7 @@ def played(make: object, device: str, form: object = None) -> tuple[torch.Tensor
         server._draw_with(NoiseKey(range(32)))
     idle = [0, 1, 2]
     for turn, size in enumerate((1.0, 0.1, 10.0, 0.3, 3.0, 1.0)):
-        for client in [*idle]:  # at once, so that the others' tasks are older
+        for client in [*idle]:  # a new task at once, so that the other clients' tasks are older
             with contextlib.suppress(fastagg.TooSoon):
                 server.dispatch(client)
                 idle.remove(client)

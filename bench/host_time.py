@@ -1,7 +1,7 @@
-"""The host's time of an answer on a CUDA device, without one: launches of the emulation (tests/emulation) do nothing.
+"""Measures the host's time for an answer on a CUDA device, without a device. Kernels of the emulation do nothing.
 
-python bench/host_time.py [SIZE]: the median of a task and its answer, by rule, in microseconds. It needs a build with
--DFASTAGG_EMULATE_CUDA=ON.
+python bench/host_time.py [SIZE] prints for each rule the median microseconds of a task and its answer. It needs a build
+with -DFASTAGG_EMULATE_CUDA=ON (tests/emulation).
 """
 
 from __future__ import annotations

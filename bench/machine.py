@@ -1,5 +1,5 @@
-"""The machine and software of a measurement, and the name of a processor: vendor, name, and microarchitecture if
-/proc/cpuinfo identifies it."""
+"""Describes the machine and the software of a measurement. A processor is described by its vendor, its name, and its
+microarchitecture if /proc/cpuinfo identifies it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ KNOWN = {
 
 
 def stamp(device: torch.device) -> dict[str, str]:
-    """Return the processor or card and the versions, as results name them."""
+    """Return the processor or GPU and the versions of software, as results store them."""
     card, version = device.type == "cuda", fastagg.__version__
-    if checkout.PATHS:  # whatever may be installed, the checkout's package is measured
+    if checkout.PATHS:  # the checkout's package is measured, even if another one is installed
         version = tomllib.loads((checkout.ROOT / "pyproject.toml").read_text())["project"]["version"]
     return {
         "processor": torch.cuda.get_device_properties(device).name if card else label(cpuinfo(), _level2()),
@@ -45,7 +45,7 @@ def stamp(device: torch.device) -> dict[str, str]:
 
 
 def label(said: Mapping[str, str], level2: str | None) -> str:
-    """Return a processor's name. A virtual machine hides the marketing name, so the model's number says which.
+    """Return a processor's name and microarchitecture or model, because a virtual machine may hide the name.
 
     Args:
         said: the first processor's fields in /proc/cpuinfo.

@@ -1,5 +1,5 @@
 """Measures one case at one size. Every candidate is built, compared with fastagg's result, and timed in turns with the
-others and, beyond the caches, with the streams that measure memory."""
+others. If the vectors fit in no cache, the memory's speed is timed too (roofline.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roofline import speeds, streams
 
 import fastagg
 
-# they do less work than ours by intent, so they are not peers
+# candidates that do less work than fastagg on purpose, so they are not peers
 FLOORS = (
     "the native call alone",
     "the copy alone, pinned already",
@@ -26,22 +26,20 @@ FLOORS = (
     "one read of the disk",
     "reading the rows",
 )
-# A sample of milliseconds depends on the current state of the core's clock and of the neighbours. So short steps need
-# more samples.
+# The core's clock and other load change within milliseconds. So short steps need more samples.
 ROUNDS, SHORT_ROUNDS, SHORT = 15, 31, 1_000_000
-BEYOND = 50_000_000  # parameters: no cache holds a vector of them, so a share of the memory's speed means something
+BEYOND = 50_000_000  # parameters; no cache holds such a vector, so the memory limits the speed
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A candidate's seconds per call or arrival, a sample a round; and what is known of it besides.
+    """A candidate's samples, which are seconds per call or arrival, one from each round, and other figures.
 
     Attributes:
-        info: ``case``, ``candidate``, ``size``, ``threads`` (0 on a device), ``p20`` and ``p80`` of the seconds; of all
-            but the first candidate ``ratio``, its time over the first one's in the same round (p20, median, p80).
-            Where they are measured: ``share`` of the memory's speed and ``streams`` (bytes a second), ``kept`` (bytes
-            per parameter and client), ``memory`` (the peak in models) and ``cpu`` (seconds of all
-            threads), ``host`` (a card's host's seconds).
+        info: ``case``, ``candidate``, ``size``, ``threads`` (0 on a device), and ``p20`` and ``p80`` of the seconds.
+            ``ratio`` is the time divided by the first candidate's in the same round (p20, median, p80). If they are
+            measured: ``share`` of the memory's speed, ``streams`` (bytes a second), ``kept`` (bytes per parameter and
+            client), ``memory`` (peak, in models), ``cpu`` (seconds of all threads), ``host`` (the host's seconds).
     """
 
     samples: list[float]
@@ -50,7 +48,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a measurement: candidates, those without figures with the reason, and as in timing.py."""
+    """A measurement. ``skipped``: candidate -> why it has no times. ``others``, ``discarded``: see :class:`Timings`."""
 
     timed: dict[str, Timed] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -59,7 +57,7 @@ class Found:
 
 
 def is_peer(candidate: str) -> bool:
-    """Whether fastagg should be faster."""
+    """Return whether the candidate is a competitor, which fastagg should beat."""
     return not candidate.startswith(OURS) and candidate not in FLOORS
 
 
@@ -89,14 +87,14 @@ def measure(
         floors: measure shares at every size, take the best round of each, and compare with the case's floor.
 
     Raises:
-        AssertionError: a candidate's result differs from fastagg's; or fastagg is below both parts of its floor. If a
-            neighbour slows the cores down, streaming still works; if it uses the memory, computing still works.
+        AssertionError: a candidate's result differs from fastagg's, or fastagg is below both parts of its floor. There
+            are two parts because other load slows down either the cores or the memory.
     """
     rounds = rounds or (SHORT_ROUNDS if size < SHORT else ROUNDS)
     problem = replace(Problem(size, device=device), lr=case.lr)
     leader, *rest = (one for one in case.candidates() if device.type in one.devices)
     others = [one for one in rest if wanted is None or one.name in wanted]
-    # For all: the streams' three vectors, the update and its negative, the leader's state, two vectors for comparisons.
+    # Vectors besides a candidate's: the streams' three, the update, its negative, fastagg's state, two for comparisons.
     shared = (3 if case.bytes else 0) + 2 + leader.vectors + (3 + 4 if case.corrected else 3)
     free = machine.available_bytes(device)
     if 4 * size * shared > 0.9 * free:
@@ -164,12 +162,12 @@ def _timed(
 
 
 def is_counted(candidate: str) -> bool:
-    """Return whether the case's bytes are what this candidate moves: fastagg and its floors, without fp32 moments."""
+    """Return whether this candidate moves the case's bytes: fastagg, except with fp32 moments, and the floors."""
     return not is_peer(candidate) and candidate != "fastagg, fp32 moments"
 
 
 def build(case: Case, problem: Problem, group: Iterable[Candidate]) -> tuple[dict[str, Built], dict[str, str]]:
-    """Return the candidates whose first step gave the right result, and the reasons of those that cannot run."""
+    """Return candidates that gave the right result, and for each candidate that cannot run the reason."""
     built: dict[str, Built] = {}
     skipped: dict[str, str] = {}
     expected: dict[bool, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""Memory of Flower's rounds by the number of clients, ours beside Flower's own, as a table and as a picture.
+"""Measures the memory of Flower's rounds by the number of clients, with fastagg's and with Flower's strategies.
 
 python bench/memory_curves.py --measure 10000000    # prints the table, each figure from a process of its own
 python bench/memory_curves.py                       # draws the table of docs/performance/frameworks.md
@@ -19,7 +19,7 @@ from fastagg import drawing
 
 FOLDER = ROOT / "docs" / "performance"
 CASE = re.compile(r"Flower's rounds, (\w+), (\d+) clients")
-Curves = dict[str, list[tuple[int, float]]]  # by strategy: clients, models
+Curves = dict[str, list[tuple[int, float]]]  # strategy -> (clients, models of memory)
 
 
 def curves(page: str) -> Curves:
@@ -36,7 +36,7 @@ def curves(page: str) -> Curves:
 
 
 def measure(parameters: int) -> None:
-    """Print the table: models of memory at the peak, beside the first model."""
+    """Print the table: the peak of memory besides the first model, in models."""
     cases = [(found[1], int(found[2]), CASES[name]) for name in CASES if (found := CASE.fullmatch(name))]
     clients = sorted({count for _, count, _ in cases})
     print("| strategy |", " | ".join(f"{count} clients" for count in clients), "|")
@@ -48,7 +48,7 @@ def measure(parameters: int) -> None:
 
 
 def draw(found: Curves, path: Path) -> None:
-    """Draw models of memory by clients: Flower's strategies dashed."""
+    """Draw the memory, in models, by the number of clients. Lines of Flower's strategies are dashed."""
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
     for number, (name, points) in enumerate(found.items()):

@@ -1,8 +1,8 @@
-"""What parts and leaves cost beside one process: python bench/parts.py [PARAMETERS]
+"""Compares parts and leaves with a server in one process: python bench/parts.py [PARAMETERS]
 
-It prints the median time of a dispatch and an answer (FADAS, M = 1, fp32, a folder on the disk of TMPDIR that waits for
-it), with the 20th and the 80th percentile; ways take turns. Ray starts on this machine, so its parts share the cores
-with the driver. A leaf's sum is of one update that costs nothing to train.
+It prints the median time of a dispatch and an answer, with the 20th and the 80th percentile. The rule is FADAS with a
+buffer of 1, in fp32. Answers wait for the disk, in a folder under TMPDIR. The variants take turns. Ray runs on this
+machine, so its parts share the cores with the driver. A leaf's sum has one update, which takes no time to train.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def make(params: Any) -> fastagg.Server:
 
 
 def ways(size: int, folder: Path) -> dict[str, Callable[[], object]]:
-    """A dispatch and an answer, on every way."""
+    """Return, for each variant, a function that makes a dispatch and an answer."""
     model = {f"layer{i}.weight": torch.zeros(size // TENSORS) for i in range(TENSORS)}
     update = {name: torch.full_like(array, 1e-3) for name, array in model.items()}
     cut, threads = fastagg.parts(model, 2), ThreadPoolExecutor(2)
@@ -56,7 +56,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         found = ways(size, Path(folder))
         taken: dict[str, list[float]] = {name: [] for name in found}
-        for turn in range(ROUNDS + 3):  # the first three allocate
+        for turn in range(ROUNDS + 3):  # the first three turns allocate memory, and are not timed
             for name, way in found.items():
                 begun = time.perf_counter()
                 way()

@@ -1,11 +1,11 @@
-"""The latency of ``receive`` under load: a picture, and a line for every pause above 50 ms.
+"""Measures the latency of ``receive`` under load. It makes a picture, and a line for every pause above 50 ms.
 
 python bench/pauses.py SECONDS OUT [--threads N] [--size N] [--durability D] [--every BYTES]
 
-Threads dispatch and answer as fast as they can, on a server with a folder. For each answer the script notes when it
-began and how long it took, and beside them what the process did: checkpoints, full garbage collections, and waits for
-the disk or the lock. A pause's reason is what it overlaps. Then the same number of arrivals as ``--memory`` says,
-with ``durability="none"``: the process's memory, by what the server says it has and what the allocator keeps.
+Threads dispatch and answer as fast as they can, on a server with a folder. The script records when each answer began
+and how long it took. It also records checkpoints, garbage collections, and waits for the disk or the lock. The reasons
+of a pause are the events at the same time. Then ``--memory`` arrivals come with ``durability="none"``. The script
+records the process's memory, what the server reports of it, and what the allocator keeps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def now() -> float:
 
 
 class Checkpoints(logging.Handler):
-    """Notes when checkpoints were written, by the log's own lines."""
+    """Records when checkpoints were written, from fastagg's log messages."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -60,7 +60,7 @@ def garbage(spans: list[Span]) -> None:
 
 
 def stalls(spans: list[Span], stop: threading.Event) -> None:
-    """Notes when a thread that only sleeps came too late: the machine, or who has Python's lock, took the time."""
+    """Record when a sleeping thread woke late, because the machine was busy or another thread kept Python's lock."""
     while not stop.is_set():
         before = now()
         time.sleep(0.002)
@@ -69,7 +69,7 @@ def stalls(spans: list[Span], stop: threading.Event) -> None:
 
 
 def syncs(spans: list[Span], folder: Path, stop: threading.Event) -> None:
-    """Notes how long a small sync beside the log takes: the disk's own pauses."""
+    """Record when a small sync of another file was slow, which shows pauses of the disk itself."""
     import os
 
     file = os.open(folder / "probe", os.O_RDWR | os.O_CREAT)
@@ -84,7 +84,7 @@ def syncs(spans: list[Span], folder: Path, stop: threading.Event) -> None:
 
 
 def load(seconds: float, given: argparse.Namespace) -> tuple[np.ndarray, list[Span], float]:
-    """Answer for so long. Return the calls (begin, length, waited for the disk), and what happened beside them."""
+    """Answer for ``seconds``. Return calls (begin, length, wait for the disk), other events, and when it began."""
     notes = Checkpoints()
     logger = logging.getLogger("fastagg")
     logger.addHandler(notes)
@@ -123,7 +123,7 @@ def load(seconds: float, given: argparse.Namespace) -> tuple[np.ndarray, list[Sp
 
 
 def reasons(every: np.ndarray, spans: list[Span]) -> list[dict[str, object]]:
-    """A line for each pause: what it overlaps most, and how much of it was a wait for the disk."""
+    """Return for each pause its events, in ms of overlap, and how many ms it waited for the disk."""
     found = []
     for at, took, waited in every[every[:, 1] > PAUSE]:
         over = Counter[str]()
@@ -135,7 +135,7 @@ def reasons(every: np.ndarray, spans: list[Span]) -> list[dict[str, object]]:
 
 
 def memory(count: int) -> list[dict[str, float]]:
-    """What the process has while so many answers come and nobody waits for the disk."""
+    """Return the process's memory during ``count`` answers that do not wait for the disk."""
     update, rows = torch.full((64,), 1e-6), []
     with tempfile.TemporaryDirectory() as folder, fastagg.open(
         folder, lambda: fastagg.FADAS(torch.zeros(64), buffer_size=5), "none", checkpoint_every=1 << 26
@@ -154,7 +154,7 @@ def memory(count: int) -> list[dict[str, float]]:
 
 
 def draw(every: np.ndarray, spans: list[Span], begun: float, out: Path) -> None:
-    """Each answer above 1 ms, with checkpoints marked."""
+    """Draw each answer above 1 ms, and mark checkpoints."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(10, 4), layout="constrained")

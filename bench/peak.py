@@ -1,6 +1,6 @@
-"""How much a candidate's memory grows while it runs, in models: python bench/peak.py CASE CANDIDATE [PARAMETERS]
+"""Measures how much a candidate's memory grows, in models: python bench/peak.py CASE CANDIDATE [PARAMETERS]
 
-Memory that others freed could be used again unnoticed, so each is measured in a process of its own.
+Each candidate runs in a process of its own. Otherwise memory that another candidate freed would hide the growth.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def alone(case: str, candidate: str, size: int | None = None) -> float | None:
-    """Return the growth at the peak, by default at the case's first size; None where the system does not tell it."""
+    """Return the growth at the peak, by default at the case's first size. None: the system does not report it."""
     if not Path("/proc/self/clear_refs").exists():
         return None
     command = [sys.executable, __file__, case, candidate, *([] if size is None else [str(size)])]
@@ -22,7 +22,7 @@ def alone(case: str, candidate: str, size: int | None = None) -> float | None:
 
 
 def main(case: str, candidate: str, parameters: str = "") -> None:
-    """Print the growth from before a call to its peak, in models: the most of three calls."""
+    """Print by how many models memory grows from before a call to its peak. The largest of three calls counts."""
     import checkout  # noqa: F401
     from cases import CASES
     from problem import Problem
@@ -41,7 +41,7 @@ def main(case: str, candidate: str, parameters: str = "") -> None:
 
 
 def at_rest() -> int:
-    """Return the resident bytes after all freed memory was given back."""
+    """Give freed memory back to the system. Return the resident bytes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return resident("VmRSS")

@@ -14,13 +14,13 @@ from fastagg.storage import memory
 
 CPU = torch.device("cpu")
 OURS = "fastagg"
-ROUNDING = 2e-6  # the relative difference allowed between two right results of one step
+ROUNDING = 2e-6  # the largest relative difference between two right results of one step
 SIZES = (1_000, 100_000, 10_000_000, 100_000_000)  # parameters: the sizes on the report's first page
 Allocate = Callable[[int, torch.device], Tensor]
 
 
 class Skip(Exception):
-    """A candidate cannot run here; the message has the reason."""
+    """Raised if a candidate cannot run here. The message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Built:
         result: the vector to compare with the others'. None for a floor, which does less work by intent.
         before: preparation before each run, which is not timed.
         warm: the number of runs before results are compared.
-        told: further figures by name, after the last run; such as ``kept``, the bytes per parameter and client.
-        close: ends it: servers, processes, folders.
+        told: returns further figures after the last run, such as ``kept``, the bytes per parameter and client.
+        close: ends the candidate's servers and processes, and removes its folders.
     """
 
     run: Callable[[], object]
@@ -49,12 +49,12 @@ class Candidate:
     """One way to do an operation.
 
     Attributes:
-        name: the name in the report. Names that begin with `fastagg` are ours. The first one is compared with others.
+        name: the name in the report. Names that begin with `fastagg` are ours.
         build: allocates the state and compiles; raises :class:`Skip` where it cannot run.
-        vectors: the number of vectors of length d that it holds at its peak, temporaries included.
+        vectors: the most vectors of the model's length that the candidate holds at a time, with temporary ones.
         corrected: whether it applies Adam's bias correction, as torch.optim always does.
         note: a remark for readers.
-        devices: where it runs.
+        devices: the devices on which the candidate runs.
     """
 
     name: str
@@ -67,29 +67,29 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Case:
-    """One operation of a server. A file in ``cases/`` defines a few that belong together.
+    """One operation of a server. Each file in ``cases/`` defines a few related cases.
 
     Attributes:
-        bytes: the bytes read and written per parameter, each once, that the rule needs, whatever a kernel really moves.
-            0 if the work is not counted in bytes. Only this attribute defines it.
+        bytes: the bytes per parameter that the rule must read and write, each once. A kernel may move more. 0 if the
+            work is not counted in bytes.
         candidates: ours first. The others' results must equal the first one's.
-        group: ``arrival`` (a whole one, dispatch to receipt), ``kernel`` (one pass), ``server`` (another framework's),
+        group: ``arrival`` (from dispatch to receipt), ``kernel`` (one pass), ``server`` (of another framework),
             ``disk``, ``processes``, or ``path`` (anything else).
         sizes: the numbers of parameters that are measured; one element if the case has its own size.
-        corrected: our result with Adam's bias correction, for peers that always apply it.
-        exact: the result in float64. Ours must equal it within rounding, peers within ``rounding``.
+        corrected: returns our result with Adam's bias correction, for peers that always apply it.
+        exact: returns the float64 result. Ours must equal it within :data:`ROUNDING`, peers within ``rounding``.
         lr: learning rate.
         rounding: the relative difference of elements that rounding may cause.
-        apart: instead of ``rounding``, the relative difference of norms that is allowed.
-        reads: whether it writes nothing; then it is compared with the streams that only read.
-        period: how many calls or arrivals one run makes. Figures are per call or arrival.
+        apart: if not None, results may differ by this norm, relative to the result's norm. Replaces ``rounding``.
+        reads: whether the case writes nothing. It is then compared with the streams that only read.
+        period: the number of calls or arrivals in one run. Figures are per call or arrival.
         least: the least seconds of a sample.
-        devices: the devices of its own candidate.
-        host: whether the host's clock times it on every device.
-        told: whether a run returns its seconds itself, because only it knows when they begin and end.
+        devices: the devices on which fastagg's candidate runs.
+        host: whether the host's clock times the case on every device.
+        told: whether a run measures and returns its seconds itself.
         peaks: whether each candidate's peak of memory is measured, too.
-        floor: what `--floors` checks: the least share of the memory's speed; or a peer, and the least ratio of its time
-            to ours. About two thirds of the values on the report's processors.
+        floor: the limits that `--floors` checks: the least share of the memory's speed, or a peer and the least
+            ratio of its time to ours. They are about two thirds of the values on the report's processors.
     """
 
     name: str
@@ -124,8 +124,8 @@ def huge(size: int, device: torch.device = CPU) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """A step of length ``size`` with FADAS's own settings. The data repeats a random tile; timings do not depend on
-    it."""
+    """A step of length ``size`` with FADAS's own settings. The data is a random tile, repeated. Times do not depend on
+    data."""
 
     size: int
     lr: float = 1e-3
@@ -139,7 +139,7 @@ class Problem:
         return allocate(self.size, self.device).zero_()
 
     def vector(self, kind: str, allocate: Allocate = plain) -> Tensor:
-        """Return a new vector: ``update``, ``x``, ``acc`` or a moment. The values are always the same."""
+        """Return a new vector of a kind: ``update``, ``x``, ``acc`` or a moment. A kind always has the same values."""
         out, tile = allocate(self.size, self.device), _tile(kind)
         for at in range(0, self.size, tile.numel()):
             piece = out[at : at + tile.numel()]
@@ -147,12 +147,12 @@ class Problem:
         return out
 
     def vectors(self, kinds: Iterable[str], allocate: Allocate = plain) -> list[Tensor]:
-        """Return several such vectors."""
+        """Return a new vector of each kind."""
         return [self.vector(kind, allocate) for kind in kinds]
 
     @cached_property
     def update(self) -> Tensor:
-        """The arriving update, shared by all candidates. It is in plain memory, like a client's message."""
+        """The arriving update, shared by all candidates. It is allocated by torch, as a client's message is."""
         return self.vector("update")
 
     @cached_property

@@ -1,14 +1,14 @@
-"""What a push of a large model costs, beside a server in plain torch: time, memory, bytes. For docs/large-models.md.
+"""Measures time, memory and bytes of pushing a large model, to fastagg and to plain torch, for docs/large-models.md.
 
-python bench/pushes.py 100e6 600e6             all of it; TMPDIR is the disk
-python bench/pushes.py 100e6 --threads 1 --only process    or: parts, http; one thread where others are at work
+python bench/pushes.py 100e6 600e6             everything; the disk is that of TMPDIR
+python bench/pushes.py 100e6 --threads 1 --only process    or: parts, http; one thread for a busy machine
 
-A push is an outer step of Nesterov. The torch server holds one flat model and its momentum, takes the same bytes, and
-does the same with torch's fused SGD and with as few passes as torch allows; like fastagg's it refuses what is not
-finite. Both had sent the model before, and write a new one while that one may still be read. Every candidate has a
-process of its own; up to 200 million parameters they take turns. Printed are medians of the time, of the processor's
-time in it (on a machine with other work that is what means something), and memory: the most that the process had
-besides what it had before its server was made; the bytes that came are not counted.
+A push is one outer step with Nesterov momentum. The torch server has a flat model and its momentum. It takes the same
+bytes, uses torch's fused SGD and as few passes as possible, and also refuses NaN and infinity. Both servers write a new
+model, because clients may still read the old one. Every candidate has its own process. Up to 200 million parameters,
+candidates take turns. The script prints median seconds, and median processor seconds, which suit a busy machine better.
+It also prints the most memory that the process had, minus its memory before the server was made. The bytes of updates
+are not counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch import Tensor
 import fastagg
 
 LR, MOMENTUM, TENSORS, PUSHES = 0.7, 0.9, 16, 5
-TOGETHER = 200_000_000  # parameters, of which all candidates have room at a time
+TOGETHER = 200_000_000  # up to this many parameters, the memory has room for all candidates at a time
 FORMATS: dict[str, Any] = {"fp32": None, "int8": "int8", "1% top-k": fastagg.TopK(0.01, "fp32")}
 WAYS = ("fastagg", "fastagg, bf16 model", "fastagg, with a folder", "torch")
 Push = Callable[[], object]
@@ -67,7 +67,7 @@ def ours(size: int, update: Any, folder: Path | None, model_dtype: str | None) -
 
 
 def theirs(size: int, update: Any) -> Push:
-    """A server in torch, as fast as it can be written by hand."""
+    """Return a hand-written server in torch, which is as fast as possible."""
     state, spare, momentum = torch.zeros(size), torch.zeros(size), torch.zeros(size)
     block, scratch = 1 << 20, torch.empty(1 << 20)
     dense = isinstance(update, Tensor)
@@ -85,14 +85,14 @@ def theirs(size: int, update: Any) -> Push:
 
     def push() -> None:
         nonlocal state, spare
-        spare.copy_(state)  # whoever was sent the old one may still read it
+        spare.copy_(state)  # clients may still read the old model
         state, spare = spare, state
         if dense:
             finite(update)
             fused(state, update, momentum)
         elif update.format == "int8":
             finite(arrays["scales"])
-            for at in range(0, size, block):  # block by block, so that what is decoded stays in the cache
+            for at in range(0, size, block):  # in blocks, so that decoded numbers stay in the cache
                 mine = slice(at, min(at + block, size))
                 codes = arrays["codes"][at : at + block].view(-1, 256)
                 decoded = scratch[: codes.numel()].view(-1, 256)
@@ -124,9 +124,9 @@ def written(pid: int | str = "self") -> int:
 
 
 def candidate(way: str, size: int, name: str) -> None:
-    """In a process of its own: push whenever a line comes, and say how long it took. Then what it needed."""
+    """Run a candidate in this process. For each line of stdin push and print the times. Then print memory and bytes."""
     update = payload(size, name)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
     before = status("VmRSS")
     with tempfile.TemporaryDirectory() as folder:
         stored = Path(folder) if way.endswith("folder") else None
@@ -139,11 +139,11 @@ def candidate(way: str, size: int, name: str) -> None:
             print(time.perf_counter() - begun, time.process_time() - used, flush=True)
             pushes += 1
         print(json.dumps([status("VmHWM") - before, (written() - bytes_before) / max(pushes, 1)]), flush=True)
-        getattr(push, "close", bool)()  # else its thread writes to a folder that is removed
+        getattr(push, "close", bool)()  # otherwise the server's thread would write to a removed folder
 
 
 def begin(way: str, size: int, name: str) -> tuple[IO[str], IO[str]]:
-    """Begin a candidate. Return where it hears and where it speaks."""
+    """Start a candidate's process. Return its stdin and its stdout."""
     line = [sys.executable, __file__, "--candidate", way, str(size), name, str(fastagg.get_num_threads())]
     found = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert found.stdin is not None and found.stdout is not None
@@ -182,7 +182,7 @@ def in_process(size: int) -> None:
 
 
 def in_parts(size: int) -> None:
-    """Four updates of different parts: one thread, and two, each with one thread for its kernels."""
+    """Compare one and two threads that push to four parts. Each thread runs its own kernels."""
     threads = fastagg.get_num_threads()
     fastagg.set_num_threads(1)
     servers = [make(part) for part in fastagg.parts(model(size), 4)]

@@ -1,9 +1,9 @@
 """Compares this machine with torch in less than a minute: ``fastagg bench --quick``, or python bench/quick.py.
 
-It measures some of the cases of ``fastagg bench``: whole servers in fastagg's public API, from the task to the receipt.
-Each is compared with the plainest loop of the same rule in eager torch. The loop looks for NaN with one ``dot``, and
-keeps the version that a client still trains from, as fastagg does. It does no other work of a server: no receipts, no
-locks. A second loop keeps nothing and steps in place. All must end at the same model before anything is timed.
+It measures some cases of ``fastagg bench``, in which fastagg's public API takes a task to its receipt. Each case is
+compared with two simple loops of the same rule in eager torch. Both check for NaN with one ``dot``, and have no receipts
+or locks. The first loop keeps the version that a client still trains from, as fastagg does. The second loop steps in
+place. Before the timing, all must give the same model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLACE = ("torch eager", "torch eager, fp32 cache")  # loops in place, of which a
 KEPT = ", a version kept"
 PEERS = (*PLACE, *(name + KEPT for name in PLACE))
 SIZES = (100_000, 4_000_000)
-ROUNDS, SECONDS = 15, 2.0  # of each rule and size: no round begins later, once there are five
+ROUNDS, SECONDS = 15, 2.0  # for each rule and size; after SECONDS no round begins, if there are at least five
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Measured:
     """The measurements of a rule at one size.
 
     Attributes:
-        rule: its name.
-        peer: the name of the other side.
+        rule: the rule's name.
+        peer: the name of what fastagg is compared with.
         size: the number of the model's parameters.
-        ours, torch: the seconds of an update, medians.
+        ours, torch: the median seconds of an update.
         ratio: torch's time divided by fastagg's in the same round: 20th percentile, median, 80th percentile. Below 1,
             fastagg is slower.
         place: the median ratio for the loop that keeps no version.
@@ -82,12 +82,12 @@ def measure(
     return lines, timing.others(began, timing.busy()) or 0.0
 
 
-# They fit 80 columns side by side: whether fastagg is faster stands beside the size that it is said of.
+# The columns fit in 80 letters, so that each verdict stands beside its size.
 HEADINGS = ("rule", "params", "fastagg, ms", "torch / fastagg", "p20 to p80", "fastagg is", "in place")
 
 
 def quick_table(measured: Sequence[Measured], busy: float) -> Sheet:
-    """Return the results of `fastagg bench --quick`: a line for each rule and size. It names losses in words."""
+    """Return the table of `fastagg bench --quick`: a row for each rule and size, with the verdict in words."""
     rows = []
     for line in measured:
         low, middle, high = line.ratio
@@ -108,7 +108,7 @@ def _times(ratio: float) -> str:
 
 
 def verdict(line: Measured) -> str:
-    """Return which side was faster; neither, if the middle of the rounds contains 1."""
+    """Return which side was faster. Neither, if 1 lies between the 20th and the 80th percentile of the ratio."""
     low, _, high = line.ratio
     return "faster" if low > 1 else "SLOWER" if high < 1 else "even"
 

@@ -1,9 +1,9 @@
-"""Predicts a real federation's time to an accuracy from the times of another run: python bench/replay.py
+"""Predicts the time in which a real federation reaches an accuracy, from another run's times: python bench/replay.py
 
-Flower trains the digits of examples/flower on this machine: eight clients, which sleep so long that training and the
-machine's load matter little. Its server writes when tasks were sent and answered (``fastagg.watch(times=)``). The
-simulator replays these times, of each rule for every rule, and says when the model reaches the target; so does the real
-run. It takes about six minutes, and an environment with fastagg and flwr[simulation].
+Flower trains the model of examples/flower with eight clients on this machine. The clients sleep so long that training
+and other load matter little. The server writes when tasks were sent and answered (``fastagg.watch(times=)``). For each
+pair of rules, the simulator runs one rule with the other rule's times. The script compares when the simulated and the
+real run reach the target. It takes about six minutes, and needs fastagg and flwr[simulation].
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fastagg.sim.data.federated import FederatedData, Samples
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "flower"))
 from digits import task as digits
 
-SLEEPS = (2.0, 2.4, 2.8, 3.4, 4.0, 5.0, 12.0, 20.0)  # seconds of each client, times 0.75 to 1.25
+SLEEPS = (2.0, 2.4, 2.8, 3.4, 4.0, 5.0, 12.0, 20.0)  # seconds that each client sleeps, times 0.75 to 1.25
 TRAINING = {"steps": 5, "lr": 0.0015}
 VERSIONS, BUFFER, SEEDS = 80, 4, 5
 RULES = {
@@ -42,7 +42,7 @@ RULES = {
 
 
 def client_app() -> ClientApp:
-    """A plain client of Flower, which sleeps before it trains."""
+    """Return a plain Flower client, which sleeps before it trains."""
     app = ClientApp()
 
     @app.train()
@@ -59,7 +59,7 @@ def client_app() -> ClientApp:
 
 
 def real(rule: str, times: Path) -> dict[int, tuple[float, float]]:
-    """Run Flower until all versions are made. Return each one's seconds since the first task, and its accuracy."""
+    """Run Flower for all versions. Return version -> (seconds since the first task, accuracy)."""
     found: dict[int, tuple[float, float]] = {}
     app, began = ServerApp(), list[float]()
 
@@ -76,7 +76,7 @@ def real(rule: str, times: Path) -> dict[int, tuple[float, float]]:
             found[version] = began[-1] - began[0], digits.accuracy(model, x, y)
             return MetricRecord({"accuracy": found[version][1]})
 
-        # One task for each process first, which loads its libraries then.
+        # First a task for each process, so that it loads its libraries.
         first = partial(fastagg.FedBuff, buffer_size=len(SLEEPS))
         for server, versions, slow in ((first, 1, 0.0), (make, VERSIONS, 1.0)):
             strategy = flower.AsyncStrategy(server, min_available_nodes=len(SLEEPS))
@@ -84,13 +84,13 @@ def real(rule: str, times: Path) -> dict[int, tuple[float, float]]:
             found.clear(), began.clear()
             strategy.start(grid, arrays, num_rounds=versions, train_config=config, evaluate_fn=evaluate)
 
-    # Flower's engine has a process for each client, so that they sleep side by side.
+    # Each client has a process in Flower's engine, so that clients sleep at the same time.
     run_simulation(app, client_app(), len(SLEEPS), backend_config={"client_resources": {"num_cpus": 0.25}})
     return found
 
 
 def predicted(rule: str, times: Path, seed: int) -> dict[int, tuple[float, float]]:
-    """Return the same of a simulated run that takes the times of the file."""
+    """Return version -> (seconds, accuracy) of a simulated run with the times of the file."""
     parts = range(len(SLEEPS))
     data = FederatedData([Samples(*digits.data(i, len(SLEEPS))) for i in parts], Samples(*digits.data(-1, 1)), 10)
     config = {
@@ -111,7 +111,7 @@ def predicted(rule: str, times: Path, seed: int) -> dict[int, tuple[float, float
 
 
 def reached(found: dict[int, tuple[float, float]], target: float) -> float:
-    """Return the seconds to the first version of this accuracy."""
+    """Return the seconds until the first version with at least this accuracy. NaN: there is none."""
     return min((seconds for seconds, accuracy in found.values() if accuracy >= target), default=float("nan"))
 
 

@@ -1,8 +1,8 @@
 """Makes docs/performance.md, its picture and docs/performance/tables.md from results/: python bench/report.py
 
-python bench/report.py --measure              # measures what the page has, on a quiet machine, in five minutes
+python bench/report.py --measure              # measures all that the page shows; takes five minutes on a quiet machine
 python bench/report.py --add RUN.json         # the JSON of another run (pytest bench/ --benchmark-json=RUN.json)
-python bench/report.py --check                # writes nothing, and fails if the pages are not what the results say
+python bench/report.py --check                # writes nothing, and fails if the pages differ from the results
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from results import BENCH, Row
 
 TEXT = BENCH / "page.md"  # the text of the page, with {} where figures are inserted
 PICTURE = "performance/arrivals.png"
-BETWEEN = (10_000, 300_000, 1_000_000, 2_000_000, 3_000_000, 6_000_000)  # sizes that only the picture has
-LARGE, NEAR = 10_000_000, 1.25  # the table's size; sizes up to this factor away count, too
+BETWEEN = (10_000, 300_000, 1_000_000, 2_000_000, 3_000_000, 6_000_000)  # sizes that only the picture shows
+LARGE, NEAR = 10_000_000, 1.25  # the table's size, and the factor by which a size may differ from it
 ARRIVALS = ("FedBuff, M = 10", "ASGD", "FADAS, M = 1", "FedAsync", "ACE fp32", "ACE int8")
 KERNELS = ("accumulate", "fedbuff flush", "amsgrad", "ace int8", "distances", "inspect")
 ROWS = (*(f"arrival {name}" for name in ARRIVALS), *KERNELS)
-# What --measure runs, ten minutes in all.
+# The commands of --measure. They take ten minutes in total.
 RUNS = (
     [
         "--sizes",
@@ -38,15 +38,15 @@ RUNS = (
     ],
     ["--sizes", "1e7", "--within", "5", *(f"--case={name}" for name in KERNELS)],
 )
-ONCE = "fastagg, read once"  # fastagg if somebody may write to an update while it is read
-KEPT = ", a version kept"  # how peers are called that write a new version, as a server must
-REASONS = {  # why a row loses, if neither a kept version nor memory is the reason
+ONCE = "fastagg, read once"  # fastagg, if somebody may write to an update while it is read
+KEPT = ", a version kept"  # ends the names of peers that write a new version, as a server must
+REASONS = {  # case -> why a peer is faster, if neither a kept version nor memory is the reason
     "arrival ACE int8": "encoding int8; its rows take a quarter",
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Return 1 if a page is stale, 2 for bad results."""
+    """Run the command line. Return 1 if a page is out of date, 2 for bad results."""
     parser = argparse.ArgumentParser(prog="bench/report.py", description=__doc__.split("\n", 1)[0])  # type: ignore[union-attr]
     parser.add_argument("--results", type=Path, default=BENCH / "results", help="folder of JSON files")
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of performance.md and performance/")
@@ -90,12 +90,12 @@ def _measured(folder: Path) -> Iterator[Path]:
 
 
 def _same(path: Path, text: str) -> bool:
-    """Whether a page is the text. A commit after it may have made rows older, which is no reason to measure."""
+    """Return whether the page has this text. Marks of rows older than their code are ignored."""
     return path.is_file() and path.read_text().replace("†", "") == text.replace("†", "")
 
 
 def page(rows: Sequence[Row]) -> str:
-    """Return the page that is read in a minute."""
+    """Return docs/performance.md."""
     names = sorted({row.processor for row in rows if row.case in ROWS})
     parts = {
         "sentence": _sentence(rows, names[0]) if names else "",
@@ -109,7 +109,7 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def _sentence(rows: Sequence[Row], name: str) -> str:
-    """Say how whole updates of a large model compare on one processor."""
+    """Return a sentence that compares whole updates of a large model on one processor with torch."""
     here = [row for row in rows if row.processor == name]
     best = [row for rule in ARRIVALS if (row := best_peer(_near(here, f"arrival {rule}"))) is not None]
     ratios = sorted(row.ratio[1] for row in best if row.ratio)
@@ -132,7 +132,7 @@ def _sentence(rows: Sequence[Row], name: str) -> str:
 
 
 def _pictured(rows: Iterable[Row], name: str, rule: str) -> list[tuple[int, float]]:
-    """Return a rule's points in the picture of a processor: sizes, and the best peer's time over fastagg's."""
+    """Return a rule's points (size, best peer's time over fastagg's) in the picture of a processor."""
     case = [row for row in rows if (row.processor, row.case) == (name, f"arrival {rule}")]
     points = []
     for size in sorted({row.size for row in case}):
@@ -149,11 +149,11 @@ def _size(value: float) -> str:
 
 def _servers(rows: Sequence[Row]) -> str:
     """Return the table of whole servers: updates a second, and memory at the peak, in models."""
-    lines: dict[str, list[str]] = {}  # by processor
+    lines: dict[str, list[str]] = {}  # processor -> rows of the table
     both = [row for row in rows if row.threads == 2]
     for case in dict.fromkeys(row.case for row in both if row.case.startswith("server, ")):
         found = [row for row in both if (row.case, row.candidate) == (case, OURS)]
-        ours = min(found, key=lambda row: row.old)  # the code's own, if it was measured anywhere
+        ours = min(found, key=lambda row: row.old)  # a row of the current code, if there is one
         for peer in (row for row in both if (row.case, row.processor) == (case, ours.processor)):
             if not is_peer(peer.candidate):
                 continue
@@ -171,7 +171,7 @@ def _pair(ours: str, theirs: str, is_lost: bool) -> str:
 
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> str:
-    """Return a line for each rule: the best peer's time over fastagg's at 10 M, and why a loss is one."""
+    """Return a line for each rule: the best peer's time over fastagg's at 10 M, and the reason if a peer is faster."""
     lines = [f"| | {' | '.join(names)} | if slower, why |", f"|---|{'---:|' * len(names)}---|"]
     for case in ROWS:
         cells, reasons = [], []
@@ -186,7 +186,7 @@ def _table(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def reason(best: Row, near: Iterable[Row]) -> str:
-    """Say in a few words why a peer is faster."""
+    """Return in a few words why a peer is faster."""
     kept = next((row for row in near if row.candidate == best.candidate + KEPT and row.ratio), None)
     if kept is not None and kept.ratio and kept.ratio[1] >= 1:
         return f"keeps the version; torch in place. A torch that keeps it: {kept.ratio[1]:.2f}"
@@ -209,7 +209,7 @@ def best_peer(rows: Iterable[Row]) -> Row | None:
 
 
 def ratio(row: Row) -> str:
-    """Return the candidate's time over fastagg's. It is bold if a peer's is less."""
+    """Return the candidate's time over fastagg's, in bold if the candidate is a peer and faster."""
     text = f"{row.ratio[1]:.2f}" if row.ratio else ""
     return f"**{text}**" if row.lost else text
 
@@ -220,7 +220,7 @@ def _old(row: Row) -> str:
 
 
 def _source(rows: Sequence[Row], name: str) -> str:
-    """Name what a processor's rows were measured with."""
+    """Return the date, versions and commits of a processor's rows."""
     found: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         if row.processor == name:
@@ -230,14 +230,14 @@ def _source(rows: Sequence[Row], name: str) -> str:
 
 
 def name_of(case: str) -> str:
-    """Return a case's name for readers: an arrival is an update there."""
+    """Return a case's name on the pages, where an arrival is called an update."""
     words = case.replace("flush", "full buffer").replace("rows", "cache")
     whole = words.startswith("arrival ")
     return f"{words.removeprefix('arrival ')}, whole update" if whole else words.replace(" arrival", "'s update")
 
 
 def full(rows: Sequence[Row]) -> str:
-    """Return the page of losses: whole updates at their sizes, the rest at the largest, each with its fastest peer."""
+    """Return docs/performance/tables.md: the cases in which a peer is faster."""
     lines = [
         "# Where others are faster\n",
         "Generated by `python bench/report.py` from `bench/results/`, which has every figure, candidate and spread. "
@@ -253,7 +253,7 @@ def full(rows: Sequence[Row]) -> str:
 
 
 def _losses(rows: Sequence[Row]) -> Iterator[str]:
-    """Return the table of these rows: for each case and size those with the most threads."""
+    """Yield the table's lines: for each case and size the rows with the most threads."""
     names = sorted({row.processor for row in rows})
     yield f"| | parameters | {' | '.join(names)} |"
     yield f"|---|---:|{'---|' * len(names)}"

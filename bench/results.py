@@ -1,6 +1,6 @@
-"""Results: pytest-benchmark's JSON, in ``results/`` a file for each processor and a line for each benchmark, without
-samples. A newer row replaces the old one of the same case, candidate, size and threads. Each names its version and its
-commit."""
+"""Reads and writes ``results/``: a JSON file of pytest-benchmark for each processor, without samples. A line is a
+benchmark, with its versions and commit. A new line replaces an old line with the same case, candidate, size and
+threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import checkout  # noqa: F401
 from measure import is_peer
 
 BENCH = Path(__file__).resolve().parent
-# The code that a row measures, by the beginning of its case's name; the first that fits.
+# The beginning of a case's name -> the folders of the code that the case measures. The first that fits counts.
 CODE = {
     "simulator": ("csrc", "fastagg/rules", "fastagg/server", "fastagg/sim"),
     "server": ("csrc", "fastagg/integrations", "fastagg/rules", "fastagg/server"),
@@ -26,7 +26,7 @@ CODE = {
 
 
 class Row(NamedTuple):
-    """A benchmark. ``ratio`` is its time over fastagg's in the same round: p20, median, p80."""
+    """A benchmark. ``ratio``: its time divided by fastagg's in the same round, as (p20, median, p80)."""
 
     case: str
     candidate: str
@@ -42,12 +42,12 @@ class Row(NamedTuple):
 
     @property
     def lost(self) -> bool:
-        """Whether this peer is faster than fastagg, as far as two digits show."""
+        """Whether this is a peer that is faster than fastagg, after rounding to two decimals."""
         return is_peer(self.candidate) and self.ratio is not None and round(self.ratio[1], 2) < 1
 
     @property
     def old(self) -> bool:
-        """Whether the code has changed since the row's commit, or nobody knows: without git, for example."""
+        """Whether the measured code has changed since the row's commit. Also True if git cannot tell."""
         return _changed(self.info["commit"], next(code for name, code in CODE.items() if self.case.startswith(name)))
 
 
@@ -65,12 +65,12 @@ def parse(text: str, name: str, committed: bool = True) -> list[dict[str, Any]]:
     """Return the benchmarks of a JSON file, each with the processor, versions, commit and date of its run.
 
     Args:
-        text: the file's.
-        name: of the file, for messages.
-        committed: whether a tree with uncommitted changes is refused.
+        text: the file's text.
+        name: the file's name, for messages.
+        committed: whether to refuse results of a tree with uncommitted changes.
 
     Raises:
-        ValueError: the file has another form, or is of such a tree.
+        ValueError: the file has another form, or is of a tree with uncommitted changes.
     """
     try:
         run = json.loads(text)
@@ -90,7 +90,7 @@ def parse(text: str, name: str, committed: bool = True) -> list[dict[str, Any]]:
 
 
 def rows(benchmarks: Iterable[dict[str, Any]]) -> list[Row]:
-    """Return them as rows."""
+    """Return a row for each benchmark."""
     return [
         Row(*(one["extra_info"][key] for key in ("case", "candidate", "size", "threads")), one["stats"]["median"],
             one["extra_info"].get("ratio"), one["extra_info"])
@@ -104,7 +104,7 @@ def load(folder: Path = BENCH / "results") -> list[Row]:
 
 
 def add(path: Path, folder: Path) -> None:
-    """Add a run to the file of its processor."""
+    """Add a run's benchmarks to the files of their processors."""
     new = parse(path.read_text(), str(path))
     if not new:
         return
@@ -118,7 +118,7 @@ def add(path: Path, folder: Path) -> None:
 
 
 def _short(value: Any) -> Any:
-    """Return numbers with four digits."""
+    """Return ``value`` with all its numbers rounded to four digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):

@@ -1,10 +1,11 @@
-"""Measures this machine's memory with the simplest passes, each in its best known form: the 100% of a share.
+"""Measures the speed of this machine's memory with simple passes in their fastest known form. A share of 100% in
+results means this speed.
 
-A case that writes is compared with the best of copy, triad and in-place passes, counted as the bytes that the program
-names. A store to a line outside the caches first reads the line, unless the store bypasses the caches; an optimizer
-step rewrites what it has read, as an in-place pass does. So the in-place pass is the right limit of most rules, and no
-rule can be faster. A case that only reads is compared with the fastest of all: on a card, passes
-that also write are faster than torch's sum. There is no share of vectors that fit in a cache.
+A case that writes is compared with the fastest of copy, triad and in-place passes. Only bytes that the program reads
+and writes are counted. A store to a line outside the caches first reads the line, unless the store bypasses the caches.
+An optimizer step, like an in-place pass, writes lines that it has read. So the in-place pass is the limit of most
+rules. A case that only reads is compared with the fastest pass of all, because on a GPU passes that also write are
+faster than torch's sum. Vectors that fit in a cache have no share.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Stream:
-    """One streaming pass: its kind, and the bytes per element that it counts."""
+    """One streaming pass over long vectors, with its kind and the number of bytes per element."""
 
     kind: str  # copy | triad | read | in place
     run: Run
@@ -50,7 +51,7 @@ def streams(problem: Problem) -> dict[str, Stream]:
         pool = ThreadPoolExecutor(threads)
         found["copy: memcpy"] = Stream("copy", _memcpy(a, b, pool, threads), 8)
         found["read: fastagg inspect"] = Stream("read", lambda: ops.inspect(b), 4)
-    else:  # the form for which the host does not wait
+    else:  # in this form the host does not wait
         found["read: fastagg measure"] = Stream("read", lambda: ops.measure(b), 4)
     for name, stream in found.items():
         expected = {"copy": 1.0, "triad": 2.0}.get(stream.kind)
@@ -63,7 +64,7 @@ def streams(problem: Problem) -> dict[str, Stream]:
 
 
 def speeds(timings: Timings, found: dict[str, Stream], size: int) -> dict[str, float]:
-    """Return the counted bytes per second of the fastest stream of each kind, at its median."""
+    """Return for each kind the bytes per second of the fastest stream, from its median time."""
     best: dict[str, float] = {}
     for name, stream in found.items():
         if name in timings.rounds:

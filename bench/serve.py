@@ -1,4 +1,4 @@
-"""What `fastagg serve` needs: time of a push and of a pull, memory, processor and disk. For docs/operations.md.
+"""Measures what `fastagg serve` needs, for docs/operations.md: time of a push and of a pull, memory, processor, disk.
 
 python bench/serve.py 10_000_000 --workers 4 --parts 4 --pushes 40
 """
@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from fastagg.clients import HttpClient
 
-TENSORS = 16  # of the model
+TENSORS = 16  # tensors in the model
 
 
 def main() -> None:
@@ -83,7 +83,7 @@ def measure(given: argparse.Namespace, url: str, pid: int, state: Path) -> None:
 
 
 def processor(pid: int) -> float:
-    """Seconds of processor that a process has had."""
+    """Return the processor seconds that a process has used."""
     times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,16 +1,16 @@
-"""What a server's part of a round is in NVIDIA FLARE, whose clients move numbers and do not train: FLARE's simulator,
-with a process for each client.
+"""Measures which share of a round the server takes in NVIDIA FLARE's simulator. Each client has a process, and does not
+train.
 
 python bench/shares.py [MEGABYTES [CLIENTS [ROUNDS]]]
 python bench/shares.py memory MEGABYTES...
 
-It prints, for FLARE's own running sum and for fastagg's in its place, the median of a round's seconds, and the shares
-of the aggregation, of the slowest client (it adds a number to each of its model's), and of the rest: the transport,
-with FLARE's work for it. Clients ask for a task every 0.1 s (FLARE's default: 2 s).
+It prints the median seconds of a round with FLARE's aggregation and with fastagg's. It also prints the shares of the
+aggregation, of the slowest client, and of the rest, which is mostly transport. A client only adds a number to each
+parameter. Clients ask for a task every 0.1 s (FLARE's default: 2 s).
 
-With ``memory`` it prints the server process's largest resident memory in three rounds of two clients, in GB, with and
-without FLARE's ``enable_tensor_disk_offload``, which puts what arrives on the disk until it is added; it says so if
-nothing came from there.
+With ``memory`` it prints the largest resident memory of the server's process in three rounds of two clients, in GB,
+with and without ``enable_tensor_disk_offload``. With this option, FLARE stores updates on the disk until they are
+added. The script says if no update came from the disk.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ ARRAYS = 20
 
 
 class Net(torch.nn.Module):
-    """``ARRAYS`` equal arrays of together ``size`` fp32 elements."""
+    """A model of ``ARRAYS`` arrays of the same size, with ``size`` fp32 elements in total."""
 
     def __init__(self, size: int = ARRAYS) -> None:
         super().__init__()
-        self.size = size  # FLARE makes the model anew from what its attributes say
+        self.size = size  # FLARE constructs the model again from its attributes
         self.layers = torch.nn.ParameterList(torch.zeros(size // ARRAYS) for _ in range(ARRAYS))
 
 
 class Timed(ModelAggregator):  # type: ignore[misc]
-    """FLARE's aggregation or fastagg's, with a clock that prints a line a round."""
+    """Runs FLARE's aggregation or fastagg's, and prints the times of each round."""
 
     def __init__(self, whose: str) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Timed(ModelAggregator):  # type: ignore[misc]
 
 
 def client() -> None:
-    """Answer every task with numbers that are a little higher."""
+    """Run a client, which adds 0.001 to every parameter of a task."""
     import nvflare.client as flare
 
     flare.init()
@@ -115,7 +115,7 @@ def job(whose: str, size: int, clients: int, rounds: int, folder: str) -> None:
 
 
 def measured(whose: str, megabytes: int, clients: int, rounds: int) -> list[dict[str, float]]:
-    """Run a job. Return its rounds but the first one, which also waits for processes to start."""
+    """Run a job. Return its rounds, without the first round, which also waits for processes to start."""
     with tempfile.TemporaryDirectory() as folder:
         call = f"import shares; shares.job({whose!r}, {megabytes * 250_000}, {clients}, {rounds + 1}, {folder!r})"
         given = {"capture_output": True, "text": True, "check": False, "cwd": Path(__file__).parent}

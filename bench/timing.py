@@ -1,4 +1,4 @@
-"""The one timer: several callables against each other, interleaved round by round.
+"""Times several callables in turns, round by round. All benchmarks use this timer.
 
 A machine changes over time (neighbours, clocks, memory). Two loops run one after the other would compare two moments,
 not two programs. So each round runs every candidate once, in a new random order, and ratios are computed within a
@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 Run = Callable[[], object]
-BUSY = 3_000_000  # clocks of the device, about 2 ms: longer than the host needs for any candidate's launches
+BUSY = 3_000_000  # clock cycles of the device, about 2 ms; the host needs less for any candidate's launches
 
 
 def seconds(run: Run) -> float:
@@ -29,7 +29,7 @@ def seconds(run: Run) -> float:
 
 
 class Clock(Protocol):
-    """The clock of a sample."""
+    """A clock that measures one sample."""
 
     settles: bool  # whether candidates share the cores with the clock, so that it must pause between them
     host: dict[str, list[float]]  # seconds of the host for each call, if the clock measures something else
@@ -38,7 +38,7 @@ class Clock(Protocol):
         """Return the seconds per call of ``calls`` consecutive calls."""
 
     def wait(self) -> None:
-        """Return when all launched work is done."""
+        """Wait until all launched work is done."""
 
 
 class HostClock:
@@ -95,7 +95,7 @@ class CudaClock:
 
 
 class ToldClock:
-    """Takes the seconds that a call returns: of work in other processes, whose start and end only they know."""
+    """Uses the seconds that a call returns, for work in other processes, which measure the time themselves."""
 
     settles = False
 
@@ -116,7 +116,7 @@ def clock_of(device: torch.device) -> Clock:
 
 @dataclass(frozen=True)
 class Care:
-    """What is done so that nothing else is measured.
+    """Precautions against measuring other load.
 
     Attributes:
         settle: seconds before each sample. torch's OpenMP threads spin for some milliseconds after an operation, on
@@ -133,7 +133,7 @@ class Care:
 
 
 QUIET = Care()
-AT_ONCE = Care(0.0, math.inf, 0.0)  # also on a busy machine: to try something, or because nobody would wait
+AT_ONCE = Care(0.0, math.inf, 0.0)  # no waiting, also on a busy machine
 FEWEST = 5  # at least so many rounds are measured, however long they take
 
 

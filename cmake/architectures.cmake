@@ -1,17 +1,17 @@
-# For which compute capabilities CUDA kernels are compiled. FASTAGG_CUDA=AUTO: for the devices of this machine, ON: for
-# all. Whoever names architectures (FASTAGG_CUDA_ARCHITECTURES; CUDAARCHS, as in CMake; TORCH_CUDA_ARCH_LIST, as in
-# torch) gets these. tests/test_packaging.py runs this file by itself: cmake -DFASTAGG_CUDA=AUTO -P cmake/architectures.cmake
+# Selects the compute capabilities for which CUDA kernels are compiled. FASTAGG_CUDA=AUTO: those of this machine's
+# devices. ON: all. FASTAGG_CUDA_ARCHITECTURES, CUDAARCHS (CMake's) or TORCH_CUDA_ARCH_LIST (torch's) may name others.
+# tests/test_packaging.py runs this file by itself: cmake -DFASTAGG_CUDA=AUTO -P cmake/architectures.cmake
 
 if(CMAKE_SCRIPT_MODE_FILE)
-  cmake_minimum_required(VERSION 3.24) # otherwise CMake 3 has no IN_LIST
+  cmake_minimum_required(VERSION 3.24) # without a required version, CMake 3 has no IN_LIST
 endif()
 
-# Sets `out` to the compute capabilities of this machine's devices, as 90. The driver is asked, so that this needs neither
-# torch nor CUDA's tools.
+# Sets `out` to the compute capabilities of this machine's devices, such as 90. The driver reports them, so this needs
+# neither torch nor CUDA's tools.
 function(fastagg_devices out)
   execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
     RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_QUIET)
-  if(failed AND Python_EXECUTABLE) # a container may have the driver's library alone
+  if(failed AND Python_EXECUTABLE) # a container may have the driver's library without nvidia-smi
     execute_process(COMMAND "${Python_EXECUTABLE}" -c "
 import ctypes
 driver, number = ctypes.CDLL('libcuda.so.1'), ctypes.c_int()
@@ -28,7 +28,7 @@ for device in range(number.value):
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
-# Sets `out` to what is wanted: architectures, "all", or nothing; then FASTAGG_CUDA_SKIPPED says why.
+# Sets `out` to the wanted architectures, or "all", or nothing. If nothing, FASTAGG_CUDA_SKIPPED has the reason.
 function(fastagg_wanted out)
   set(${out} "" PARENT_SCOPE)
   if(NOT FASTAGG_CUDA)
@@ -39,7 +39,7 @@ function(fastagg_wanted out)
   if(NOT wanted AND "$ENV{CUDAARCHS}" MATCHES "^all")
     set(wanted all)
   elseif(NOT wanted)
-    # These lists are made for many projects: what fastagg does not support is left out.
+    # These variables are for many projects, so architectures that fastagg does not support are left out.
     string(REGEX MATCHALL "([89]|[1-9][0-9])[0-9][af]?(-real|-virtual)?" wanted "$ENV{CUDAARCHS}")
     string(REGEX REPLACE "-real|-virtual" "" wanted "${wanted}")
     if(NOT wanted)
@@ -59,8 +59,8 @@ function(fastagg_wanted out)
   set(${out} "${wanted}" PARENT_SCOPE)
 endfunction()
 
-# Sets `out` to the architectures of `wanted` that this nvcc can compile. For a device that nvcc does not know, it is the
-# newest one before it: the driver can translate its PTX.
+# Sets `out` to the architectures of `wanted` that this nvcc can compile. Instead of an
+# architecture that nvcc does not know, the newest older one is used, because the driver can translate its PTX.
 function(fastagg_known out wanted nvcc)
   execute_process(COMMAND "${nvcc}" --list-gpu-arch OUTPUT_VARIABLE known COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL "[0-9]+" known "${known}")

@@ -1,5 +1,5 @@
-# The CUDA kernels, if they are wanted and nvcc is installed. The runtime is linked statically. So the extension also
-# loads on a machine without CUDA, and `device_count` returns 0 there.
+# Compiles the CUDA kernels, if they are wanted and nvcc is there. The runtime is linked statically. So the extension
+# also loads on a machine without CUDA, and `device_count` returns 0 there.
 include(cmake/architectures.cmake)
 fastagg_wanted(architectures)
 if(architectures)
@@ -31,8 +31,8 @@ if(NOT architectures)
   return()
 endif()
 
-# Machine code for every architecture, all of it from the PTX of the lowest: the front end runs once. That PTX is kept, so
-# that later devices can run it. Code for one kind of device (90a) has PTX of its own, which would run nowhere else.
+# The machine code of every architecture is made from the PTX of the lowest, so nvcc's front end runs once. This PTX is
+# also included, so that later devices can run it. Code for one device (90a) has its own PTX, which is not included.
 set(ptx "")
 foreach(arch IN LISTS architectures)
   if(NOT arch MATCHES "^[0-9]+[af]?$")
@@ -51,7 +51,7 @@ if(ptx)
   list(APPEND code "--generate-code=arch=compute_${ptx},code=compute_${ptx}")
 endif()
 message(STATUS "fastagg: CUDA kernels for ${architectures}, PTX of ${ptx}")
-set(CMAKE_CUDA_ARCHITECTURES OFF) # CMake would run the front end for each
+set(CMAKE_CUDA_ARCHITECTURES OFF) # otherwise CMake would run the front end for each architecture
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
@@ -59,7 +59,7 @@ enable_language(CUDA)
 
 add_library(fastagg_cuda OBJECT ${FASTAGG_CUDA_SOURCES})
 set_target_properties(fastagg_cuda PROPERTIES CUDA_VISIBILITY_PRESET hidden)
-# The assembler's report of registers and spills is read by .ci/cuda.sh.
+# .ci/cuda.sh reads the assembler's report of registers and spills.
 target_compile_options(fastagg_cuda PRIVATE ${code} -fmad=false --expt-relaxed-constexpr -Xptxas=-v,-warn-spills)
 if(FASTAGG_DEVELOPER)
   target_compile_options(fastagg_cuda PRIVATE -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror)

@@ -1,5 +1,5 @@
-# Writes OUT, a source file with the digest of all that is in csrc/ and tests/emulation/. Runs at every build; the file
-# changes if the digest does. fastagg/_checkout.py computes the same one, and so notices an extension of other sources.
+# Writes OUT, a source file with the digest of the files in csrc/ and tests/emulation/. Runs at every build, and writes
+# OUT only if the digest changes. fastagg/_checkout.py computes the digest too, to detect an extension of other sources.
 foreach(ending cpp cu cuh h inl)
   list(APPEND patterns "${ROOT}/csrc/*.${ending}" "${ROOT}/tests/emulation/*.${ending}")
 endforeach()

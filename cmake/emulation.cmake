@@ -8,7 +8,7 @@ if(FASTAGG_DEVELOPER)
 endif()
 target_sources(_native PRIVATE csrc/bindings/cuda.cpp csrc/engine/on_cuda.cpp csrc/engine/inspect_on_cuda.cpp tests/emulation/allocations.cpp
   tests/emulation/binding.cpp $<TARGET_OBJECTS:fastagg_emulated>)
-target_link_options(_native PRIVATE -Wl,-Bsymbolic-functions) # this library's operator new is its own
+target_link_options(_native PRIVATE -Wl,-Bsymbolic-functions) # the library uses its own operator new
 target_compile_definitions(_native PRIVATE FASTAGG_CUDA FASTAGG_CUDA_EMULATED FASTAGG_CUDA_ARCHITECTURES="emulated"
   FASTAGG_CUDA_PTX="")
 set(FASTAGG_EMULATED fastagg_emulated)

@@ -1,4 +1,4 @@
-# What must be here before anything is compiled. Every refusal says what to install or what to use instead.
+# Finds the C++ compiler, and checks the operating system, the compiler and the processor.
 if(WIN32)
   message(FATAL_ERROR "fastagg does not support Windows: its kernels are compiled with GCC or Clang and have never been "
     "tested with another compiler. Use WSL 2, where the Linux instructions hold.")

@@ -1,11 +1,11 @@
-# The CUDA kernels compiled as C++ for ThreadSanitizer (tests/emulation/race_detector.h), and kernels with planted errors.
+# Compiles the CUDA kernels, and kernels with planted races, as C++ for the race detector in tests/emulation.
 add_executable(fastagg_races tests/native/races.cpp ${FASTAGG_CUDA_SOURCES})
 target_compile_options(fastagg_races PRIVATE -fsanitize=thread -g1)
 target_link_options(fastagg_races PRIVATE -fsanitize=thread)
 add_executable(fastagg_planted tests/native/planted.cpp tests/emulation/emulation.cpp tests/emulation/streams.cpp
   csrc/cuda/device.cu)
 
-# The emulation itself is not watched: it accesses all threads' data, which would look like races.
+# The emulation is compiled without ThreadSanitizer, because it accesses all threads' data, which would look like races.
 add_library(fastagg_racing_emulation OBJECT tests/emulation/emulation.cpp tests/emulation/streams.cpp)
 target_compile_definitions(fastagg_racing_emulation PRIVATE FASTAGG_RACES)
 target_sources(fastagg_races PRIVATE $<TARGET_OBJECTS:fastagg_racing_emulation>)

@@ -1,3 +1,4 @@
+// The order of client ids, and their form in error messages.
 #include "client_id.h"
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// A client's id: an integer of 64 bits, signed or unsigned, or a text. An id is a value, not a reference, because the
-// log stores ids, and a task may end long after the call that named the client.
+// A client's id: a 64-bit integer, signed or unsigned, or a text. A ClientId owns its text, because the log stores ids
+// and a task may end long after the call that named the client.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 namespace fastagg {
 
 struct ClientId {
-  enum IdKind : uint8_t { kNumber, kName, kLarge };  // kLarge: 2^63 and above, because some frameworks draw such ids
+  enum IdKind : uint8_t { kNumber, kName, kLarge };  // kLarge: an integer of at least 2^63
   IdKind kind = kNumber;
-  int64_t number = 0;  // for kLarge: the bits of an unsigned number
+  int64_t number = 0;  // for kLarge: the bits of a uint64_t
   std::string name;    // UTF-8
 
   static ClientId of(int64_t number) { return {kNumber, number, {}}; }
@@ -21,9 +21,9 @@ struct ClientId {
   bool operator<(const ClientId& other) const;
 };
 
-constexpr int64_t kLongestName = 256;  // in characters
+constexpr int64_t kLongestName = 256;  // the most characters in a name
 
-// Returns the id as error messages show it: in Python's notation, and shortened if it is long.
+// Returns the id in Python's notation, for error messages. A text longer than 80 characters is shortened.
 std::string shown(const ClientId& id);
 
 }  // namespace fastagg

@@ -1,5 +1,5 @@
-// The structs that describe a step to the kernels for the CPU and for CUDA. The bindings build structs from Python by
-// keyword and check them, so a kernel never gets an incomplete struct.
+// The structs that describe a step to the kernels for the CPU and for CUDA. The engine fills them. The bindings also
+// build them from Python's keyword arguments, and check that no field is missing.
 //
 // Addresses point to fp32 vectors in the memory of the device that runs the step, unless a type says otherwise.
 #pragma once
@@ -26,8 +26,8 @@ struct DeviceWire : Wire {
   const float* numbers = nullptr;  // the decoded numbers; null if they have been released
 };
 
-// A piece of an update as it arrived. Each piece is contiguous and is read in place. An update's pieces follow each
-// other in the flat vector.
+// A contiguous part of an update, which kernels read where the caller stores it. An update's pieces follow each other
+// without gaps in the flat vector, which contains all parameters of the model.
 struct Piece {
   const void* data;
   int64_t begin;  // position in the flat vector
@@ -35,9 +35,9 @@ struct Piece {
   Dtype dtype;
 };
 
-// The elements of an update. If `limit` is finite, the elements were measured, and lie in memory that their sender may
-// still write to. Kernels then limit each element's magnitude to `limit` while they read the element. A NaN gets the
-// magnitude `limit`. An element that nobody has changed keeps its value.
+// The elements of an update. If `limit` is finite, the update's norm has been computed, but the caller may still change
+// the elements. Kernels then limit each element's magnitude to `limit` while they read the element, and give a NaN the
+// magnitude `limit`. The magnitude of an unchanged element is at most `limit`.
 struct Update {
   std::vector<Piece> pieces;
   int64_t size = 0;
@@ -85,50 +85,50 @@ struct Rows {
   }
 };
 
-// A part of the sum over the slots, for one block of 1,024 elements: this call adds slots first_slot..last_slot-1.
-// `shadow` is the block's sum after the calls so far, with a double for each element.
+// A part of a new summation of all clients' rows: the rows in slots first_slot..last_slot-1 are added to one block of
+// 1,024 elements. `shadow` is the block's sum so far, with a double for each element.
 struct RowJob {
   int64_t block, first_slot, last_slot;
   double* shadow;
-  int64_t shift = 0;   // slot s has weights[s - shift]; 0 on the CPU, which has all slots' weights
-  bool fresh = false;  // whether the shadow counts as zeros, and is not read
+  int64_t shift = 0;   // weights[s - shift] is the weight of slot s; 0 on the CPU
+  bool fresh = false;  // whether the sum starts from zeros, and `shadow` is not read
 };
 
-// An update that waits for its round in the form in which it came. `by` is its factor.
+// An update of a round that is not summed yet, in the form in which the client sent the update. `by` is its factor.
 struct WeightedUpdate {
   const Update* update;
   float by;
 };
 
-// Combines a round's updates in another way than by their sum.
+// A rule that combines a round's updates in another way than by a sum, such as a trimmed mean.
 class Runner;
 class Combiner {
  public:
   virtual ~Combiner() = default;
-  // Writes each update's factor for the combination to `weights`. May let the runner measure updates. Returns the
-  // weight that the rule gives each update, without the update's own factor. Returns no weights if the rule combines
-  // elements one by one. May throw Refusal.
+  // Writes each update's factor for the combination to `weights`. May call Runner::pair_sums. Returns the weight that
+  // the rule gives each update, without the update's own factor. Returns no weights if the rule combines elements one
+  // by one. May throw Refusal.
   virtual std::vector<double> weigh(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner,
                                     float* weights) const = 0;
   virtual CombineSetting how(int64_t count) const = 0;
 };
 
-// The working memory of each thread, which holds a block of every waiting update.
+// Working memory, in which each thread has a block of every update of the round (cpu/combine.h).
 class Desks;
 
-// The sum of the updates so far (`acc`). A calibrated direction that does not step writes the new sum to `out`, which
-// may be `acc`.
+// The updates of a round: their sum so far, and `held`, which `acc` does not include. A calibrated direction that does
+// not step writes the new sum to `out`, which may equal `acc`.
 struct Buffer {
-  const float* acc = nullptr;  // null: no update so far
+  const float* acc = nullptr;  // null: no sum so far
   float* out = nullptr;
   float scale = 1.0f;  // the factor that turns the sum into a mean: 1/M or 1/sum of weights
   const std::vector<WeightedUpdate>* held = nullptr;
-  const Combiner* combine = nullptr;
-  Desks* desks = nullptr;
+  const Combiner* combine = nullptr;  // null: the updates in `held` are added up
+  Desks* desks = nullptr;             // memory for `combine`
 };
 
-// The client's row at `read` is replaced by a new row at `write`, which may be the same place. `key` is for the new
-// row's rounding. The key's step is the arrival's number, and the sum's dither uses that number too.
+// Replaces the client's row at `read` by a new row at `write`, which may be the same place. `key` is for the random
+// rounding of the new row. The step in the key is the arrival's number, from which the sum's dither is computed too.
 struct Exchange {
   int format = kPlainRows;
   Row read, write;
@@ -136,8 +136,8 @@ struct Exchange {
   Row coded{};  // the new row, if the update was sent in the rows' format; the update is then not read
 };
 
-// The sum over clients' rows. Each term adds weight*row to the sum. A mean adds the terms before the direction is
-// formed, and a calibrated direction adds them afterwards (math/directions.h).
+// The sum over clients' rows. Each term adds weight*row to the sum. With kMean the terms are added before the direction
+// is computed, with kCalibrated afterwards (math/directions.h).
 struct Sum {
   float* values = nullptr;
   float entering = 1.0f, leaving = 1.0f;
@@ -160,13 +160,14 @@ struct Noise {
   PastNoise past[kMostPast]{};
 };
 
-// The factors of a tensor that is turned towards the momentum. The tensor's elements end before `end`.
+// The factors of one tensor in D = (gain*weight)*u + along*m (math/directions.h). `end` is one past the place of the
+// tensor's last element in the flat vector.
 struct Turn {
   int64_t end;
-  float weight, along;  // `along` = 0: the tensor is not turned
+  float weight, along;  // `along` = 0: m is not added
 };
 
-// math/directions.h defines each kind, and which of these fields it uses.
+// The direction that a step computes. math/directions.h defines each kind, with the fields that the kind uses.
 struct Direction {
   DirectionKind kind = kSingle;
   double gain = 1.0;                         // the factor of the update only (clipping)
@@ -180,7 +181,7 @@ struct Direction {
 };
 
 // The optimizer's moments: fp32, or in 8 bits if `units_m` is not null. Moments in 8 bits have a byte for each element,
-// padded to whole scale blocks, and a unit for each block (math/moments.h). `key` is for their rounding.
+// padded to whole scale blocks, and a unit for each block (math/moments.h). `key` is for their random rounding.
 struct Moments {
   float *m = nullptr, *v = nullptr, *vhat = nullptr;
   uint8_t *coded_m = nullptr, *coded_v = nullptr, *coded_vhat = nullptr;
@@ -190,7 +191,7 @@ struct Moments {
   bool coded() const { return units_m != nullptr; }
 };
 
-// A model in bf16, only on the CPU. Each block steps in fp32. The new model is then rounded without bias.
+// A model in bf16, only on the CPU. Each block is computed in fp32, and then rounded at random, without bias.
 struct HalfModel {
   const uint16_t* x = nullptr;  // null: the model is fp32
   uint16_t* x_out = nullptr;    // may be x
@@ -198,7 +199,7 @@ struct HalfModel {
 };
 
 struct Optimizer {
-  int kind = -1;  // place in Optimizers; negative: no step, only sums and rows change
+  int kind = -1;  // the place in Optimizers; negative: no step, only sums and rows change
   Hyper hyper{};
   Moments moments;
   const float* x = nullptr;  // null: the model is `half`

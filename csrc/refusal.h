@@ -1,5 +1,5 @@
-// The reasons for which a call is refused. The state is then as before the call. The bindings map each reason to a
-// Python error.
+// The exception of a refused call, and its possible reasons. The server's state is then as before the call. The
+// bindings turn each reason into a Python error.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,12 @@ enum class Why {
 class Refusal : public std::runtime_error {
  public:
   Refusal(Why reason, const std::string& text) : std::runtime_error(text), why(reason) {}
-  // Refuses with kAlreadyCounted. The arguments are the outcome of the first answer.
+  // A refusal with kAlreadyCounted. `came_to` and `changed` describe the outcome of the task's first answer.
   Refusal(int64_t came_to, bool changed, const std::string& text)
       : std::runtime_error(text), why(Why::kAlreadyCounted), version(came_to), applied(changed) {}
   Why why;
-  int64_t version = -1;  // after the first answer; -1: unknown
-  bool applied = false;
+  int64_t version = -1;  // the version after the task's first answer; -1: unknown
+  bool applied = false;  // whether the first answer changed the model
 };
 
 }  // namespace fastagg

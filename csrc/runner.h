@@ -1,5 +1,5 @@
-// Runs a server's kernels. On the CPU a kernel runs when it is called. On a device kernels are collected, and start
-// together (engine/device.h).
+// The interface through which the engine runs a server's kernels. On the CPU a method runs its kernel at once. On a
+// device most methods only collect kernels, which Device::launch starts together (engine/device.h).
 #pragma once
 
 #include <vector>
@@ -12,9 +12,9 @@ class Runner {
  public:
   virtual ~Runner() = default;
   virtual void step(const Update& update, const Direction& direction, const Optimizer& optimizer) = 0;
-  // Returns [count, count] doubles, valid on and above the diagonal. Each is a sum over all elements for two updates,
-  // both times their factors: of their products, or with `apart` of their squared differences. `wanted`, [count,
-  // count], selects the pairs. Null selects all. Runs at once, also on a device.
+  // Returns [count, count] doubles, of which only those on and above the diagonal are valid. Each is the inner product
+  // of two updates, or with `apart` the sum of squared differences. Each update is multiplied by its factor first.
+  // `wanted`, also [count, count], selects the pairs (null: all). Runs at once, also on a device.
   virtual std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted,
                                         bool apart) = 0;
   virtual void accumulate(const Update& update, const float* acc, double weight, float* out) = 0;

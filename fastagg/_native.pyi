@@ -1,4 +1,4 @@
-"""Types of the compiled module (csrc/bindings). Addresses are whole numbers: what ``data_ptr()`` gives."""
+"""Type hints of the compiled module ``fastagg._native`` (csrc/bindings). An address is an int, as of ``data_ptr()``."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
@@ -6,32 +6,33 @@ from typing import Any
 from torch import Tensor
 
 _Piece = tuple[int, int, int]  # address, elements, dtype code
-_Batch = tuple[int, int]  # of logits: rows, classes
-_Targets = tuple[int, int, int, int]  # addresses of probabilities, labels and entropies, and how many rows
+_Batch = tuple[int, int]  # the shape of logits: rows, classes
+_Targets = tuple[int, int, int, int]  # addresses of probabilities, labels and entropies; number of rows
 
-optimizers: dict[str, tuple[str, ...]]  # name -> the moments it owns
-plain_optimizers: list[str]  # names of those without 8-bit moments
-row_formats: dict[str, tuple[int, bool]]  # name -> bits per element, whether it has scales
-scale_block: int
-most_combined: int  # updates
-block: int
+optimizers: dict[str, tuple[str, ...]]  # name -> names of the optimizer's moments
+plain_optimizers: list[str]  # names of optimizers without 8-bit moments
+row_formats: dict[str, tuple[int, bool]]  # name -> (bits per element, whether rows have scales)
+scale_block: int  # elements that share a scale
+most_combined: int  # the most updates that can be combined
+block: int  # elements in a block
 
-sources: str  # a digest of csrc/
+sources: str  # the digest of the source files (cmake/digest.cmake)
 cuda_architectures: str
-cuda_skipped: str  # why there is no CUDA; in builds without it
-cuda_ptx: str  # of which there is PTX; in builds with CUDA
-cuda_emulated: bool
-cuda_version: int  # this and what follows: in builds with CUDA
+cuda_emulated: bool  # whether the CUDA kernels run on the CPU, for tests
+cuda_skipped: str  # why this build has no CUDA kernels; exists only in such a build
+# These two and the next two functions exist only in builds with CUDA.
+cuda_ptx: str  # the architectures whose PTX is included
+cuda_version: int  # of the CUDA runtime, for example 12040
 
 def cuda_device_count() -> int: ...
-def cuda_answer() -> tuple[int, int, str]: ...  # devices, driver's CUDA, why none answers
+def cuda_answer() -> tuple[int, int, str]: ...  # number of devices, driver's CUDA version, reason if it is 0
 
-# Local training (csrc/train). A layer is a dict of `Description`'s fields.
+# Local training (csrc/train). A layer is a dict of the fields of `Description` (table.h).
 class Table:
     def __init__(self, *, shape: Sequence[int], layers: Sequence[Mapping[str, Any]], **settings: int) -> None: ...
-    def train(self, **given: Any) -> Training | None: ...  # fastagg/sim/clients tells what
+    def train(self, **given: Any) -> Training | None: ...  # arguments: fastagg/sim/clients/fused.py
     @property
-    def outputs(self) -> int: ...  # of a sample
+    def outputs(self) -> int: ...  # how many outputs a sample has
     def evaluate(self, *, start: int, buffers: int, x: int, samples: int, outputs: int) -> None: ...
 
 class Crew:
@@ -40,14 +41,14 @@ class Crew:
     def __init__(self, threads: int) -> None: ...
 
 class Training:
-    def wait(self) -> None: ...  # trains, if no thread has begun to
+    def wait(self) -> None: ...  # if no thread has begun the training, the caller trains
 
-# The numbers of a numpy.random.Generator from a seed of 32 bytes (csrc/train/order.h).
+# The draws of a numpy.random.Generator. `seed` has the four words that NumPy derives from a seed (csrc/train/order.h).
 def uniform(seed: bytes) -> float: ...
 def below(seed: bytes, count: int) -> int: ...
 def permutations(seed: bytes, size: int, count: int, out: int) -> None: ...
 
-# What a step is told (csrc/plan.h).
+# The structs that describe a step (csrc/plan.h).
 
 class Update:
     def __init__(self, pieces: Sequence[_Piece]) -> None: ...
@@ -63,8 +64,8 @@ class Rows:
     @property
     def slots(self) -> int: ...
 
-# The CPU's kernels. The first two run on a CUDA device if they are given a place there. What else they take by name is
-# told by fastagg/ops/checks.py and cached.py.
+# The kernels of the CPU. `step` and `accumulate` run on a CUDA device if `where` is not None. `given` has their named
+# arguments, which fastagg/ops/checks.py and cached.py make.
 
 def step(pieces: list[_Piece], where: cuda.Where | None, given: dict[str, Any], /) -> None: ...
 def accumulate(pieces: list[_Piece], where: cuda.Where | None, given: dict[str, Any], /) -> None: ...
@@ -81,7 +82,7 @@ def distill_f32(
 
 soft_targets_f64, distill_f64 = soft_targets_f32, distill_f32
 
-# What runs here, and how.
+# The processor, its instruction sets, and the settings of kernels.
 
 def cpu_isas() -> dict[str, bool]: ...
 def isa() -> str: ...
@@ -94,13 +95,13 @@ def default_tuning_name() -> str: ...
 def tuning() -> dict[str, int]: ...
 def set_tuning(settings: Mapping[str, int]) -> None: ...
 
-class cuda:  # a module, which a stub can write as a class alone
-    """The same on a CUDA device, not waited for."""
+class cuda:  # really a module, but a stub file must write it as a class
+    """Kernels on a CUDA device. A call returns before its kernel has run."""
 
     class Where:
         def __init__(self, *, device: int, stream: int) -> None: ...
 
-    Against: Any  # structs of csrc/cuda/cuda.h, made by keyword
+    Against: Any  # Against, Loss: structs of csrc/cuda/cuda.h
     Loss: Any
     @staticmethod
     def compute_capability(device: int, /) -> tuple[int, int]: ...
@@ -108,12 +109,12 @@ class cuda:  # a module, which a stub can write as a class alone
     def measure_scratch(size: int, /) -> int: ...
     @staticmethod
     def measure_counters(size: int, /) -> int: ...
-    measure: Any  # the kernels, with a `where`
+    measure: Any  # these four start kernels on the stream `where`
     read_row: Any
     soft_targets: Any
     distill: Any
 
-emulation: Any  # for tests, in builds that emulate CUDA (tests/emulation/testing.h)
+emulation: Any  # only in builds that emulate CUDA for tests (tests/emulation/testing.h)
 
 class memory:
     @staticmethod
@@ -137,7 +138,7 @@ class memory:
     @staticmethod
     def left_to_fail() -> int: ...
 
-# A task and a receipt hold their numbers here; fastagg/server/dispatch.py says what they are.
+# The base classes of fastagg's Dispatch and Receipt. fastagg/server/dispatch.py documents the fields.
 
 class Task:
     client: int | str
@@ -169,8 +170,8 @@ class Receipt:
     sequence: int
     def _fill(self, *given: Any) -> None: ...
 
-# What a server knows, and its log. csrc/bindings/{engine,extension,directions,log}.cpp tell the types. Most are made in
-# one place: fastagg/server, fastagg/rules, fastagg/durable.
-encoding: Any  # csrc/bindings/encoding.cpp; used by fastagg/encoding and storage/pieces.py
+# The submodules for encoded updates, a server's state, and the log on disk. csrc/bindings/{encoding,engine,extension,
+# directions,log}.cpp define their functions, which fastagg/{encoding,server,rules,durable} and storage/pieces.py call.
+encoding: Any
 engine: Any
 log: Any

@@ -441,7 +441,7 @@ REFUSALS: list[tuple[Any, ...]] = [
     ("sent(fastagg.Krum(x, clients_per_round=3), 1).receive_partial(1, fastagg.Partial(x, 1, 1.0))", ConfigError,
      "this rule needs every single one"),
     *((f"small.receive_partial('ann', fastagg.Partial({partial}))", FastaggError, says) for partial, says in (
-        ("x, 2**20 + 1, 2.0**20 + 1", "at most 1048576 more"), ("x, 0, 1.0", "updates"), ("x, 2, 3.0", "weight"),
+        ("x, 2**20 + 1, 2.0**20 + 1", "at most 1048576 at a time"), ("x, 0, 1.0", "updates"), ("x, 2, 3.0", "weight"),
         ("x, 2, nan", "weight"), ("x[1:], 2, 2.0", "shape"), ("x * nan, 2, 2.0", "NaN"),
         ("x * 3e38, 2, 2.0", "too large"))),
     # leaves

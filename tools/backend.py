@@ -1,8 +1,8 @@
-"""The build backend: scikit-build-core, but what an earlier build compiled is used again.
+"""The build backend: scikit-build-core, but objects that an earlier build compiled are used again.
 
-pip builds in a new environment every time. scikit-build-core takes its own new place as a reason to delete all objects
-in the build folder. So this backend makes each build a new one in which only the objects are old: what an earlier
-configuration found or was told is removed, and Ninja decides what must be compiled.
+pip builds in a new environment every time. scikit-build-core would then delete all objects in the build folder, because
+its own path has changed. So this backend removes only what an earlier configuration found or was told, and keeps the
+objects. Ninja decides which objects must be compiled again.
 """
 
 import os
@@ -20,7 +20,7 @@ Settings = dict[str, Any] | None
 def _begin(settings: Settings) -> Settings:
     folders = [Path("build"), *Path("build").glob("*")] if Path("build").exists() else [Path()]
     if not all(os.access(path, os.W_OK | os.X_OK) for path in folders if path.is_dir()):
-        # a tree of somebody else's: nothing is compiled there, and nothing used again
+        # another user's tree: nothing is compiled in it or reused from it
         return {"build-dir": tempfile.mkdtemp(prefix="fastagg-build-"), **(settings or {})}
     for known in ("CMakeCache.txt", ".skbuild-info.json", "CMakeFiles/[0-9]*"):
         for path in Path("build").glob(f"*/{known}"):

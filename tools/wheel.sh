@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 cuda=OFF tag=
 if test "${1:-}" = --cuda; then
-  cuda=ON tag=1cuda # else the two wheels of a machine have one name
+  cuda=ON tag=1cuda # otherwise the wheels with and without CUDA would have the same name
   shift
   command -v nvcc >/dev/null || { echo "--cuda needs nvcc: install the CUDA toolkit, or leave --cuda out" >&2; exit 2; }
 fi

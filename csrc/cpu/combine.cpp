@@ -1,3 +1,4 @@
+// Combines updates, and computes sums over pairs of updates, in blocks of 1,024 elements (combine.h).
 #include "combine.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The pool of threads (pool.h). It decides when workers spin, sleep, and take chunks of slower threads.
 #include "pool.h"
 
 #include <pthread.h>
@@ -30,7 +31,7 @@ constexpr microseconds kPatience{40};
 constexpr int kBackOff = 16;
 
 // If a call touches fewer bytes than this, the data may still be in the caches of the threads that used it last. Then a
-// thread leaves the other threads' chunks alone. If cores share no cache (in another core complex, or sometimes on a
+// thread does not take other threads' chunks. If cores share no cache (in another core complex, or sometimes on a
 // virtual machine), moving a chunk's cache lines costs more than the chunk's work, in this call and in the next one.
 constexpr int64_t kCached = int64_t{1} << 25;
 // Even if the data may be in caches, thread A takes chunks of thread B if B has begun no chunk for some time:
@@ -130,7 +131,7 @@ class Pool {
     workers_.reserve(static_cast<size_t>(workers));
     try {
       for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { serve(i); });
-      // The system gives no more threads. The existing threads do the missing workers' chunks.
+      // The system may refuse a thread. The existing threads then do the missing workers' chunks.
     } catch (const std::exception&) {
     }
   }
@@ -155,7 +156,7 @@ class Pool {
     return Clock::now() - last_ < microseconds{tuning().spin};
   }
 
-  // Notes that a call with work for several threads has ended. Must also be called if the caller worked alone.
+  // Stores the time at which a call with work for several threads ended. Also called if the caller worked alone.
   void passed() { last_ = Clock::now(); }
 
   void run(Task task, void* context, int64_t chunks, int64_t bytes) {
@@ -227,7 +228,7 @@ class Pool {
 #endif
 
   void serve(size_t index) {
-    const PlainFloats plain;  // a new thread has the floating-point modes of the thread that made it
+    const PlainFloats plain;  // a new thread inherits its creator's floating-point modes, which this changes
     uint64_t seen = 0;
     int quiet = 0;  // for this many calls, the worker sleeps without spinning first
     for (;;) {

@@ -1,3 +1,4 @@
+// The table of tunings for known processors, and the tuning in use (tuning.h).
 #include "tuning.h"
 
 #include <algorithm>
@@ -13,11 +14,11 @@ namespace {
 
 constexpr int64_t kNever = 0, kCache = int64_t{2} << 20;
 
-// The table of tunings, measured with bench/ (docs/performance.md). Prefetching half a block ahead gains a tenth on
-// Intel. On AMD the same prefetches cost 20 to 40%, because AMD's own prefetchers detect the streams. Stores that
-// bypass the caches gain 10 to 25% on both, because the loops store directly from registers. But if the cache could
-// have held the output, such stores take twice the time. Such stores from a scratch block are slower on AMD. Processors
-// that are not in the table get kUnknown. For known processors, the cache's size is read from the processor.
+// The table of tunings, measured with bench/ (docs/performance.md). Prefetching half a block ahead makes
+// loops 10% faster on Intel. On AMD it makes them 20 to 40% slower, because AMD's own prefetchers detect the streams.
+// Stores that bypass the caches make loops 10 to 25% faster on both, if the loops store directly from registers. But if
+// the output would fit in the cache, such stores take twice the time. From a scratch block, such stores are slower on
+// AMD. Processors that are not in the table get kUnknown. For the others, row_of() sets the cache's size.
 struct KnownProcessor {
   const char* vendor;
   int family_from, family_to;

@@ -1,3 +1,4 @@
+// Implements the queue of a server's work (queue.h) with CUDA events and a ring of pinned memory.
 #include <deque>
 #include <utility>
 #include <vector>
@@ -13,7 +14,7 @@ namespace {
 constexpr size_t kApart = 16, kFirstRing = size_t{1} << 20;
 
 // The base of objects that belong to one device and one process. A forked child must not use the objects that it
-// inherits from its parent, because the CUDA library may never answer there, and inherited locks may never be released.
+// inherits from its parent. Calls of CUDA may never return in the child, and inherited locks may never be released.
 struct ProcessState {
   explicit ProcessState(int device_) : device(device_) {}
   bool forked() const { return store::process() != process; }
@@ -22,7 +23,7 @@ struct ProcessState {
       throw Error("CUDA: this process was forked from the one that its server belongs to: start it by spawning");
   }
   DeviceGuard guard() const { return DeviceGuard(device); }
-  // Runs `act` in a destructor. Errors are ignored, because a destructor must not fail. In a forked child nothing runs.
+  // Runs `act` in a destructor. Errors are ignored, because a destructor must not fail. Does nothing in a forked child.
   template <typename Act>
   void give_up(Act act) const noexcept {
     if (forked()) return;
@@ -35,7 +36,7 @@ struct ProcessState {
   const int device, process = store::process();
 };
 
-// A block of pinned memory.
+// A block of pinned host memory, which kernels can read directly.
 struct PinnedBlock : ProcessState {
   PinnedBlock(int device, size_t size) : ProcessState(device), bytes(size) {
     const DeviceGuard here = guard();
@@ -151,7 +152,7 @@ class StreamQueue : public Queue {
       last_ = now_;
       last_stream_ = stream_;
       pending_.push_back({now_, std::move(held_), used_});
-    } catch (const std::exception&) {  // if the device or an allocation fails, waits before memory is released
+    } catch (const std::exception&) {  // without an event, waits for the stream before `held_` is released
       pool_->give_up([this] { (void)cudaStreamSynchronize(stream_), (void)cudaGetLastError(); });
     }
     held_.clear();
@@ -168,8 +169,8 @@ class StreamQueue : public Queue {
     if (owner) held_.push_back(std::move(owner));
   }
 
-  // The pinned memory is a ring. `used_` is the number of bytes given out so far, and bytes before `free_` may be
-  // reused. Both numbers count from the ring's first use, and do not wrap around.
+  // The pinned memory is a ring. `used_` is the number of bytes handed out or skipped since the ring was made. The
+  // first `free_` of these bytes may be used again. Byte number n lies at n modulo the ring's size.
   char* pinned(size_t bytes) override {
     bytes = (bytes + kApart - 1) / kApart * kApart;
     if (bytes > ring_->bytes / 2) widen(bytes);
@@ -201,8 +202,8 @@ class StreamQueue : public Queue {
     size_t used;
   };
 
-  // Replaces the ring by a larger one. The current arrival holds the old ring until its work is done. Pending work ends
-  // earlier, so it needs no place in the new ring.
+  // Replaces the ring by a larger one. The current arrival keeps the old ring alive until the arrival's work is done.
+  // Pending work ends earlier, and uses no byte of the new ring, so `used` of pending work becomes 0.
   void widen(size_t bytes) {
     const size_t room = std::max(4 * bytes, 2 * ring_->bytes);
     hold(std::exchange(ring_, std::make_shared<PinnedBlock>(pool_->device, room)));

@@ -9,7 +9,8 @@
 namespace fastagg::engine {
 namespace {
 
-// A leaf server's sum may have this many updates, even if the buffer has less room. More could fill the memory.
+// A leaf server's sum may have this many updates, even if the buffer has room for fewer. The limit protects the memory,
+// because a round stores a version number for each update.
 constexpr int64_t kLargestOverflow = int64_t{1} << 20;
 
 void weigh(const Core& of, PendingAnswer& pending) {
@@ -65,10 +66,11 @@ void Stages::find_task(PendingAnswer& pending) {
     throw Refusal(Why::kSetting,
                   "receive_partial: a sum of clients' updates is not clipped one by one, and this "
                   "server is private; let clients answer it themselves");
-  if (answer.kind == Answer::kSum && answer.count > std::max(sums ? sums->room() : 0, kLargestOverflow))
+  const int64_t largest = std::max(sums ? sums->room() : 0, kLargestOverflow);
+  if (answer.kind == Answer::kSum && answer.count > largest)
     throw Refusal(Why::kSetting, "receive_partial: a sum of " + std::to_string(answer.count) +
-                                     " updates, and a step takes at most " + std::to_string(kLargestOverflow) +
-                                     " more than its buffer's size: let leaves take more often");
+                                     " updates, and this server takes at most " + std::to_string(largest) +
+                                     " at a time: call Leaf.take more often");
   Contribution& brings = pending.brings;
   brings.client = pending.task.client;
   brings.start = pending.task.version;
@@ -80,7 +82,7 @@ void Stages::find_task(PendingAnswer& pending) {
   if (!core_.prepares(answer)) weigh(core_, pending);
 }
 
-// Checks that the answer's clients may take part. For a leaf server's sum these are the clients that the server names.
+// Checks that the answer's clients may take part. For a leaf server's sum these are the clients that the leaf names.
 void Stages::check_participants(const Answer& answer) const {
   const Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits()) return;

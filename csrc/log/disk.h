@@ -25,7 +25,7 @@ class DiskError : public std::exception {
   char text_[256];  // not a std::string, whose allocation may fail
 };
 
-// The files of one folder, by name. All methods except `close` may throw DiskError.
+// Opens and writes the files of one folder. All methods except `close` may throw DiskError.
 class Disk {
  public:
   virtual ~Disk() = default;
@@ -35,12 +35,13 @@ class Disk {
   virtual void close(int file) noexcept = 0;
   virtual uint64_t size(int file) = 0;
   // Reserves disk space for the file's first `nbytes` bytes. Writing these bytes then does not fail for lack of space,
-  // and a sync need not write metadata. If the space is not enough, throws DiskError and leaves the file as before.
+  // and a sync need not write metadata. Throws DiskError if there is not enough space. On Linux the file then keeps its
+  // old size. On other systems zeros may have been appended.
   virtual void allocate(int file, uint64_t nbytes) = 0;
   virtual void write(int file, std::vector<iovec>& buffers, uint64_t offset) = 0;
   // Like `write`, but bypasses the page cache if possible. Address, size and offset must be multiples of 4,096.
   virtual void write_block(int file, const void* data, size_t nbytes, uint64_t offset) = 0;
-  // Waits until all data written to the file is on the disk. `sync_folder` waits for the names in the folder.
+  // Waits until all data written to the file is on the disk. `sync_folder` waits for the folder's list of files.
   virtual void sync(int file) = 0;
   virtual void sync_folder() = 0;
   virtual void rename(const std::string& old_name, const std::string& new_name) = 0;
@@ -64,7 +65,7 @@ class SystemDisk : public Disk {
 
  private:
   int folder_;
-  int direct_ = -1, direct_of_ = -1;  // the last file of write_block: its descriptors with and without O_DIRECT
+  int direct_ = -1, direct_of_ = -1;  // descriptors of write_block's last file, with and without O_DIRECT
   // Whether the file system refuses writes with O_DIRECT. Unused on a system without O_DIRECT.
   [[maybe_unused]] bool refused_ = false;
 };

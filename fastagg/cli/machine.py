@@ -22,7 +22,7 @@ def info(
     """
     import json
 
-    import torch  # noqa: F401  # facts() reports its threads
+    import torch  # noqa: F401  # facts() reports torch's threads
 
     from fastagg._build import facts
     from fastagg.page import flat
@@ -39,12 +39,12 @@ def info(
 def bench(
     context: typer.Context,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Compare whole updates with torch in a minute; needs no further package.")
+        bool, typer.Option("--quick", help="Compare whole updates with torch, in a minute, without more packages.")
     ] = False,
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            "--compare", metavar="OLD NEW", help="Two JSON files or commits: exit code 1 if anything became slower."
+            "--compare", metavar="OLD NEW", help="Compare JSON files or commits. Exit code 1 if anything is slower."
         ),
     ] = None,
 ) -> None:

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from fastagg.sim.show.findings import Conclusions
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results.")]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything random; replaces the recipe's.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of all random numbers. Default: the recipe's.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the data, for recipes that read files.")]
 Format = Annotated[str, typer.Option("--format", metavar="png|pdf|svg", help="Format of the pictures.")]
 _CHOICE = r"""((?:"[^"]*"|'[^']*'|\[[^]]*\]|\{[^}]*\}|[^,])*),"""
 Change = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key, such as client.lr=0.1; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as client.lr=0.1. Repeatable."),
 ]
 
 
 @command()
 def demo(
     out: Out = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random numbers.")] = 0,
     picture: Format = "png",
 ) -> None:
     """Train with slow clients, synchronously and asynchronously.
@@ -69,15 +69,15 @@ def run(
     data_dir: DataDir = None,
     changes: Change = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint in the folder, if there is one.")
+        bool, typer.Option("--resume", help="Continue from the folder's checkpoint, if there is one.")
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Delete the run that is in the folder already.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Delete the run that the folder holds.")] = False,
     tracker: Annotated[
         list[str] | None,
         typer.Option(
             "--tracker",
             metavar="NAME=SETTING",
-            help="Where metrics are drawn, too: tensorboard=FOLDER, mlflow=EXPERIMENT, wandb=PROJECT; repeatable.",
+            help="Also log to tensorboard=FOLDER, mlflow=EXPERIMENT or wandb=PROJECT. Repeatable.",
         ),
     ] = None,
     workers: Annotated[int, typer.Option("--workers", min=1, help="How many threads train clients at once.")] = 1,
@@ -118,23 +118,26 @@ def run(
 def compare(
     recipes: Annotated[list[str], typer.Argument(help="Recipes and tables from `fastagg recipes`, or TOML files.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the results; what is there already is not run again.")
+        Path | None, typer.Option("--out", help="Folder for the results. Runs that it holds are not repeated.")
     ] = None,
     seed: Seed = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Run each with this many seeds, from --seed up.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted up from --seed.")] = 1,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", "--workers", min=1, help="How many processes share the runs.")
+        int | None, typer.Option("-j", "--jobs", "--workers", min=1, help="How many processes run at once.")
     ] = None,
     data_dir: DataDir = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE[,VALUE...]", help="Change a key; with several values a grid of runs."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE[,VALUE...]", help="Change a setting. Several values make a grid of runs."
+        ),
     ] = None,
     target: Annotated[
-        float | None, typer.Option("--target", min=0, max=1, help="Accuracy to reach; replaces the recipes'.")
+        float | None, typer.Option("--target", min=0, max=1, help="Accuracy to reach. Default: the recipes'.")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", help="Recipe or label: how many times sooner others reach the target.")
+        str | None,
+        typer.Option("--baseline", help="Recipe or label that others' times to the target are compared with."),
     ] = None,
     title: Annotated[str, typer.Option("--title", help="Title of the plots.")] = "",
     picture: Format = "png",
@@ -155,7 +158,7 @@ def compare(
 @command()
 def recipes(
     words: Annotated[
-        list[str] | None, typer.Argument(help="Only those with all these words in their line, or of such presets.")
+        list[str] | None, typer.Argument(help="Only recipes with all these words in their line or presets.")
     ] = None,
 ) -> None:
     """List the recipes and tables, in a clone also those of the papers.

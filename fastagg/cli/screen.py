@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fastagg.sheet import Sheet
 
-LONG = 30  # cells with more letters may be folded, in the first column cells with half as many letters again
+LONG = 30  # longer cells may be folded; in the first column, cells longer than 1.5*LONG
 GAP = 2  # letters between columns
 VALUE = "value"  # the heading of a column whose cells are all aligned left
 

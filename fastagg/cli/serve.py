@@ -13,46 +13,51 @@ from fastagg.cli.base import command
 @command()
 def serve(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL.safetensors", help="What a new folder begins with; or an index.")
+        Path, typer.Argument(metavar="MODEL.safetensors", help="Model for a new folder: a file, or an index of files.")
     ],
-    folder: Annotated[Path, typer.Option("--folder", help="Keeps the state; the same command goes on from it.")],
-    rule: Annotated[str, typer.Option("--rule", help="A preset, such as FedBuff or FADAS.")],
-    workers: Annotated[int, typer.Option("--workers", min=1, help="How many clients there are.")],
+    folder: Annotated[Path, typer.Option("--folder", help="Folder of the state. The same command resumes.")],
+    rule: Annotated[str, typer.Option("--rule", help="Name of a preset, such as FedBuff or FADAS.")],
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Number of clients, for rules that need it.")],
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the rule; may be repeated.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the rule. Repeatable.")
     ] = None,
-    parts: Annotated[int, typer.Option("--parts", min=1, help="Cut the model into parts that step apart.")] = 1,
+    parts: Annotated[int, typer.Option("--parts", min=1, help="Number of parts of the model.")] = 1,
     by_part: Annotated[
-        bool, typer.Option("--by-part", help="Let each part use its own norm where a rule needs the model's.")
+        bool, typer.Option("--by-part", help="Allow rules that need an update's norm. Each part then uses its own.")
     ] = False,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen at; others than this machine's need tokens.")
+        str, typer.Option("--host", help="Address to listen at. Needs --tokens if others can reach it.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen at.")] = 8000,
     tokens: Annotated[
         Path | None,
-        typer.Option("--tokens", metavar="FILE", help="Lines of a client and its token; * is the operator."),
+        typer.Option("--tokens", metavar="FILE", help="Each line has an id of a client, or * for all, and a token."),
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", metavar="FILE", help="For TLS, with --key.")
+        Path | None, typer.Option("--certificate", metavar="FILE", help="Certificate for TLS. Needs --key.")
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key.")] = None,
-    uploads: Annotated[int, typer.Option("--uploads", min=1, help="Updates of a part that come at a time.")] = 64,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Private key of the certificate.")] = None,
+    uploads: Annotated[int, typer.Option("--uploads", min=1, help="Most uploads of a part's updates at a time.")] = 64,
     reading: Annotated[
         float | None,
         typer.Option(
-            "--reading", metavar="MB", min=0, help="Of versions that are sent at a time; 1000, or 4 versions."
+            "--reading", metavar="MB", min=0, help="MB of versions sent at a time. Default: 1000, at least 4 versions."
         ),
     ] = None,
     checkpoint_every: Annotated[
         float,
-        typer.Option("--checkpoint-every", metavar="MB", min=1, help="Of log and uploads; the disk has thrice that."),
+        typer.Option(
+            "--checkpoint-every",
+            metavar="MB",
+            min=1,
+            help="MB of log and uploads between checkpoints. The folder may take thrice that.",
+        ),
     ] = 1000.0,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=1, help="What a transfer may take, besides --slowest.")
+        float, typer.Option("--seconds", min=1, help="A transfer of n bytes may take --seconds + n/--slowest seconds.")
     ] = 60.0,
     slowest: Annotated[
-        float, typer.Option("--slowest", min=1, help="Bytes a second of a transfer, at least.")
+        float, typer.Option("--slowest", min=1, help="Least speed, in bytes a second. See --seconds.")
     ] = 50_000.0,
 ) -> None:
     """Serve a model to clients over HTTP, and keep its state on the disk.

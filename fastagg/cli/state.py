@@ -14,10 +14,12 @@ from fastagg.cli.base import command
 
 @command()
 def doctor(
-    path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="From fastagg.open, or from server.save.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FOLDER|FILE", help="A folder of fastagg.open, or a file of server.save.")
+    ],
     replay: Annotated[bool, typer.Option(help="Also execute the log again, on a server in memory.")] = False,
     salvage: Annotated[
-        Path | None, typer.Option(metavar="NEW", help="Take what can be read of a damaged folder to a new one.")
+        Path | None, typer.Option(metavar="NEW", help="Recover the readable part of a damaged folder into a new one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -60,13 +62,13 @@ def _salvage(path: Path, to: Path, as_json: bool) -> None:
 
 @command()
 def audit(
-    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="From fastagg.open, or a copy of one.")],
+    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of fastagg.open, or a copy.")],
     start: Annotated[int | None, typer.Option("--from", metavar="N", help="Begin with this checkpoint.")] = None,
     receipts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Receipts: record and digest, one JSON object a line.")
+        Path | None, typer.Option(metavar="FILE", help="JSON lines of receipts, with record and digest.")
     ] = None,
     modules: Annotated[
-        list[str] | None, typer.Option("--import", metavar="MODULE", help="Import this first: it registers a rule.")
+        list[str] | None, typer.Option("--import", metavar="MODULE", help="Module to import, which registers a rule.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -677,7 +677,8 @@ class Server:
             version, incarnation, task, offset: as in :meth:`receive`.
 
         Raises:
-            ConfigError: the rule needs each single update, or the sum has over 1,048,576 updates more than the buffer.
+            ConfigError: the rule needs each single update, or the sum has more than 1,048,576 updates and more than the
+                buffer has room for.
             UnknownClient, UnknownVersion, ShapeMismatch, NonFiniteUpdate and others: as in :meth:`receive`.
         """
         return self._take(Answer(client, partial, version, None, task, offset, incarnation, "partial"))

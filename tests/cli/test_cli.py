@@ -214,7 +214,7 @@ def test_help_is_complete_at_eighty_columns(monkeypatch):
     assert "..." not in text.partition("Commands:")[2] and max(map(len, text.splitlines())) <= 80
     for name, argument in {
         "run": "RECIPE A name from", "compare": "RECIPES... Recipes and tables", 
-        "recipes": "WORDS... Only those", "doctor": "FOLDER|FILE From fastagg.open",
+        "recipes": "WORDS... Only recipes with", "doctor": "FOLDER|FILE A folder of fastagg.open",
     }.items():  # fmt: skip
         text = runner.invoke(app, [name, "--help"]).output
         assert max(map(len, text.splitlines())) <= 80 and "\\" not in text
