@@ -1,5 +1,5 @@
-// The functions with which fastagg/server receives answers and ends rounds. An answer in a usual form (reader.h) is
-// read here. Python reads any other answer first.
+// The functions with which fastagg/server receives answers and ends rounds. This file reads an answer in a usual form
+// (reader.h) without calling Python code. Python first reads any other answer.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -21,14 +21,14 @@ using engine::Answer;
 using engine::Engine;
 using engine::Numbers;
 
-// Makes the receipt of an answer. Must be called before the answer is received, so that a failure changes nothing.
+// Allocates an answer's receipt. Must be called before the answer is received, so that a failure changes nothing.
 py::object made_for(ServerObject& server, py::handle client, const Answer& answer) {
   py::object receipt = make<ReceiptObject>(server.receipts());
   receipt_in(receipt)->client = plain(client, answer.client).release().ptr();
   return receipt;
 }
 
-// Copies the answer's results to its receipt. Cannot fail.
+// Copies the results of an answer to the answer's receipt. Cannot fail.
 void fill(ServerObject& server, const py::object& receipt, const Answer& answer) {
   ReceiptObject* const made = receipt_in(receipt);
   made->value = answer.receipt;
@@ -38,7 +38,7 @@ void fill(ServerObject& server, const py::object& receipt, const Answer& answer)
   }
 }
 
-// Waits until the answers' records are on the disk. Leaves out answers whose senders do not wait for the disk.
+// Waits until the answers' records are on the disk, but not for answers whose senders do not wait (Journal::waits).
 void wait_for_disk(const ServerObject& server, const Answer* answers, size_t count) {
   if (!server.log) return;
   uint64_t last = 0;
@@ -47,8 +47,8 @@ void wait_for_disk(const ServerObject& server, const Answer* answers, size_t cou
   if (last > 0) server.log->wait(last);
 }
 
-// Calls `server.tell` if the answers took longer than `server.slow` seconds, without the wait for the disk. When `end`
-// runs, the answers have counted already. So an error of the callback is printed and not raised.
+// `end` calls `server.tell` if the answers took longer than `server.slow` seconds, without the wait for the disk. The
+// answers have then counted already. So an `Exception` of the callback is printed and not raised.
 class AnswerTimer {
  public:
   AnswerTimer(const ServerObject& server, size_t count) : server_(server), on_(server.slow < HUGE_VAL) {
@@ -88,7 +88,7 @@ void warn(const ClientId& client, const char* what) {
     py::module_::import("fastagg._checks").attr("warn")(text);
   } catch (py::error_already_set& error) {
     if (error.matches(PyExc_KeyboardInterrupt)) {
-      PyErr_SetInterrupt();  // Python raises KeyboardInterrupt when the caller has the answers' outcomes
+      PyErr_SetInterrupt();  // Python raises KeyboardInterrupt later, when the answers' outcomes are set
     } else {
       error.discard_as_unraisable(text.c_str());
     }
@@ -113,7 +113,7 @@ Engine::Result receive(ServerObject& server, Answer* answers, size_t count) {
   return result;
 }
 
-// Returns the Numbers that Python has made of an update. Returns null if `numbers` is another object.
+// Returns `numbers` as the Numbers that Python has made of an update, or null if it is an object of another class.
 const Numbers* numbers_in(py::handle numbers) {
   static PyTypeObject* const type = reinterpret_cast<PyTypeObject*>(py::type::of<Numbers>().ptr());
   return Py_TYPE(numbers.ptr()) == type ? py::cast<const Numbers*>(numbers) : nullptr;
@@ -144,7 +144,7 @@ bool read_update(ServerObject& server, py::handle update, Arrays& arrays, Answer
   if (form == UpdateReader::UpdateForm::kNo) return false;
   if (server.device >= 0) {
     // Only Python can send statistics or a large update to a device, join many pieces, and copy an update for a log.
-    constexpr int64_t kMostSent = int64_t{1} << 18;  // in elements
+    constexpr int64_t kMostSent = int64_t{1} << 18;  // the most elements of an update that C++ sends to the device
     if (answer.reported) return false;
     if (arrays.on_device() ? static_cast<bool>(server.log) || answer.update.pieces.size() > cuda::kMostPieces
                            : answer.update.size > kMostSent)
@@ -181,8 +181,8 @@ bool read(ServerObject& server, PyObject* const* arguments, Arrays& arrays, Answ
 }
 
 // Returns the current exception as the outcome of an answer, if it is a FastaggError. Raises any other exception, such
-// as KeyboardInterrupt. `counted`: whether earlier answers have counted. If they have, and no memory is left, returns
-// `no_memory`, because Python could not make an error that carries the earlier outcomes.
+// as KeyboardInterrupt. `counted`: whether earlier answers of this call have counted. If they have, returns `no_memory`
+// for a MemoryError, because Python could not make an error that carries the earlier outcomes.
 py::object outcome_of_exception(bool counted = false, const py::object& no_memory = {}) {
   set_error_of_current_exception();
   if (counted && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) {
@@ -207,7 +207,7 @@ struct Batch {
   void set(size_t place, const py::object& outcome) { outcomes[first + place] = outcome; }
 };
 
-// Returns the index of the first answer, from `begin` on, that could not be read, or the batch's size.
+// Returns the index of the first answer, from `begin` on, that could not be read, or the batch's size if all could.
 size_t readable(const Batch& batch, size_t begin) {
   while (begin < batch.size() && !batch.refusals[begin]) ++begin;
   return begin;
@@ -304,7 +304,7 @@ PyObject* take_many(ServerObject& server, PyObject* const* args) {
   }
   close_if_due(server);
   for (size_t i = 0; i < batch.size(); ++i)
-    batch.outcomes.append(py::none());  // the list's memory is allocated before the first answer counts
+    batch.outcomes.append(py::none());  // allocates the list's memory before the first answer counts
   receive_all(server, batch);
   return Py_NewRef(Py_None);
 }
@@ -348,7 +348,7 @@ void bind_numbers(py::module_& m) {
       .def_readwrite("reported", &Numbers::reported)
       .def_readwrite("blob", &Numbers::blob)
       .def_readwrite("is_private", &Numbers::is_private)
-      // Marks the numbers as a model that was trained from `task`. None: the numbers are already the difference.
+      // Marks the numbers as a model trained from `task`. If `task` is None, the numbers are already the difference.
       .def("less",
            [](Numbers& numbers, const py::object& task) {
              numbers.kind = Numbers::kModel;

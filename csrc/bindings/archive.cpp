@@ -56,7 +56,7 @@ class DictArchive : public Archive {
     }
     const py::object value = state[name];
     if (value.is_none()) return false;
-    if (vector) tensor_of(vector, size).attr("copy_")(value);  // an empty `vector` only asks for the field
+    if (vector) tensor_of(vector, size).attr("copy_")(value);  // nothing is loaded into an empty vector
     return true;
   }
   void vectors(const char* name, std::vector<std::pair<int64_t, store::Vector>>& all, int64_t size) override {

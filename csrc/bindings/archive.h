@@ -24,7 +24,7 @@ std::vector<T> vector_from(const py::object& object) {
 }
 
 // `saved` returns the fields of a state as a dict. `load` sets the fields of a state from a dict. `load` throws
-// std::invalid_argument, or a Python error for data of a wrong type. `fields` must list the state's fields.
+// std::invalid_argument, or a Python error for data of a wrong type. `fields` must pass each field to the archive.
 py::dict saved(const std::function<void(engine::Archive&)>& fields);
 void load(const py::dict& state, const std::function<void(engine::Archive&)>& fields);
 

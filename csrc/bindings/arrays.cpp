@@ -83,7 +83,7 @@ struct TorchFunctions {
   PyObject *is_neg = nullptr, *storage = nullptr, *nbytes = nullptr, *offset = nullptr, *element_size = nullptr;
 };
 
-TorchFunctions torch;  // never released, like torch itself
+TorchFunctions torch;  // these objects are never released, because torch is never unloaded
 
 // Keeps a tensor's memory alive. Torch destroys the TensorOwner with the last view of the tensor. This may happen on
 // any thread and without the GIL.
@@ -140,7 +140,7 @@ int64_t ask(PyObject* object, PyObject* method) {
   return number;
 }
 
-// Whether a tensor with this shape and these strides is contiguous. Strides are in elements.
+// Whether a tensor with this shape and these strides is contiguous. The strides are in elements.
 bool in_order(const int64_t* shape, const int64_t* strides, int32_t dims) {
   int64_t expected = 1;
   for (int32_t i = dims; i-- > 0;) {
@@ -275,7 +275,7 @@ bool is_fit_for_torch(py::handle capsule) {
     if (versioned->version.major == kMajor) tensor = &versioned->tensor;
   }
   if (tensor == nullptr) return true;
-  double reach = tensor->type.bits / 8.0 * tensor->type.lanes, size = reach;  // bounds in bytes
+  double reach = tensor->type.bits / 8.0 * tensor->type.lanes, size = reach;  // upper bounds, in bytes
   for (int32_t i = 0; i < tensor->dims; ++i) {
     const int64_t along = tensor->shape[i], stride = tensor->strides == nullptr ? 0 : tensor->strides[i];
     if (along < 0 || (along > 1 && stride < 0)) return false;
@@ -309,12 +309,12 @@ bool look(py::handle array, ArrayMemory& memory) {
 }
 
 bool is_plain(py::handle array, const ArrayMemory& memory) {
-  if (ask(array.ptr(), torch.is_neg) != 0) return false;  // torch negates the elements lazily
+  if (ask(array.ptr(), torch.is_neg) != 0) return false;  // torch has not negated the elements in memory yet
   if (memory.size == 0) return true;
   const py::object storage = storage_of(array);
   if (!storage) return false;
   const int64_t held = ask(storage.ptr(), torch.nbytes), begin = ask(array.ptr(), torch.offset);
-  // The tensor's method `resize_` may have made the storage too small.
+  // The storage's method `resize_` may have made the storage too small for the tensor.
   return begin >= 0 && held >= width_of(memory.element) * (begin + memory.size);
 }
 
@@ -345,7 +345,7 @@ const void* Arrays::add(py::handle array, ElementType element, const int64_t* sh
 
 store::Owner Arrays::owner([[maybe_unused]] int64_t nbytes) const {
 #if !defined(FASTAGG_CUDA_EMULATED)
-  constexpr int64_t kKept = int64_t{1} << 20;  // in bytes; csrc/engine/inspect_on_cuda.cpp has the same limit
+  constexpr int64_t kKept = int64_t{1} << 20;  // in bytes; csrc/engine/inspect_on_cuda.cpp must have the same limit
   if (nbytes > kKept) {
     const py::object stream = py::module_::import("torch.cuda").attr("current_stream")(device_);
     for (const py::object& tensor : held_) tensor.attr("record_stream")(stream);

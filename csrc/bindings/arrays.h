@@ -1,6 +1,6 @@
 // Reads and makes torch's tensors without torch's headers. This file uses DLPack's table of C functions (version 1.3),
 // which torch has had since about 2.10. With an older torch, tensors are made through DLPack's capsules, and only
-// Python reads updates.
+// Python reads updates that are torch tensors.
 #pragma once
 
 #include <cstdint>
@@ -30,16 +30,17 @@ enum class ElementType {
   kOther
 };  // the first three have the same values as Dtype
 
-// Returns a 1-D host tensor of the `count` elements at `data`. The tensor keeps the owner alive. While the tensor
-// lives, each call with the same arguments returns that tensor. Returns the owner itself if it is a Python object.
+// Returns a 1-D tensor of the `count` elements at `data`. The tensor keeps the owner alive. While the tensor lives,
+// each call with this address, count and type returns the same tensor. If a Python object owns the memory, returns that
+// object. If that object is a tensor of bytes and `element` is kFloat32, returns a view of the object.
 py::object tensor_of(const store::Owner& owner, void* data, int64_t count, ElementType element);
 inline py::object tensor_of(const store::Vector& vector, int64_t count) {
   return tensor_of(vector.owner, vector.data, count, static_cast<ElementType>(static_cast<int>(vector.dtype)));
 }
-// Returns a torch tensor, fp32 or bf16, as a vector of the engine in the same memory. For None returns an empty vector.
+// Returns a Vector with the memory of a torch tensor of type fp32 or bf16. Returns an empty vector for None.
 store::Vector vector_of(const py::object& tensor);
 
-// Whether a DLPack capsule can be passed to torch without danger. If a stride or size of the capsule's tensor is
+// Whether a DLPack capsule can be passed to torch without danger. If a stride or the size of the capsule's tensor is
 // negative or overflows 64 bits, torch throws a C++ exception that ends the process.
 bool is_fit_for_torch(py::handle capsule);
 
@@ -60,10 +61,10 @@ struct ArrayMemory {
 // Fills `memory`. Returns false if the array is not of torch's own classes or has no memory of its own, or if torch has
 // no table of C functions. Python must then read the array.
 bool look(py::handle array, ArrayMemory& memory);
-// Whether the elements can be read in place. They cannot if the storage was freed or made smaller, or if torch negates
-// the elements lazily.
+// Whether the elements can be read in place. This is false if the storage was freed or made smaller, or if torch has
+// not negated the elements in memory yet.
 bool is_plain(py::handle array, const ArrayMemory& memory);
-// Whether the storage was not freed. A freed storage begins at address zero. Takes a fifth of the time of `is_plain`.
+// Whether the storage was not freed. A freed storage begins at address zero. The check is faster than `is_plain`.
 bool has_memory(py::handle array, const ArrayMemory& memory);
 
 // Returns torch's current stream for this thread on a CUDA device.
@@ -85,8 +86,8 @@ class Arrays {
 
   bool on_device() const { return lies_ == kDevice; }
   // Returns an owner that keeps the device's arrays alive until kernels have read them. If `nbytes`, the size of the
-  // arrays, is above 1 MiB, returns null instead, so that large arrays are freed early. Torch is then told not to reuse
-  // their memory before the kernels have read the arrays (record_stream).
+  // arrays, is above 1 MiB, returns null, so that large arrays are freed early. The function then tells torch not to
+  // reuse the arrays' memory before the kernels have read them (record_stream).
   store::Owner owner(int64_t nbytes) const;
 
  private:

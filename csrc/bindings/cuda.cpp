@@ -72,9 +72,9 @@ void bind_functions(py::module_& m) {
   });
   m.def("read_row", &read_row, arg("rows"), by_name, arg("slot"), arg("out"), arg("where"));
   m.def("measure_scratch", &cuda::measure_scratch, arg("size"),
-        "The length of `scratch`, in numbers of 8 bytes, with which `measure` measures `size` elements.");
+        "The length of `scratch` that `measure` needs for `size` elements, in numbers of 8 bytes.");
   m.def("measure_counters", &cuda::measure_counters, arg("size"),
-        "The index in `scratch` from which all numbers must be 0 before the first launch.");
+        "The index in `scratch`. From this index on, all numbers must be 0 before the first launch.");
   m.def("measure", &measure, arg("update"), arg("against"), by_name, arg("scratch"), arg("sums"), arg("where"));
   m.def("soft_targets", &soft_targets, by_name, arg("logits"), arg("scale"), arg("batch"), arg("out"), arg("where"));
   m.def("distill", &distill, by_name, arg("logits"), arg("batch"), arg("targets"), arg("out"), arg("where"));

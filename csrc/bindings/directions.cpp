@@ -1,4 +1,4 @@
-// Binds the engine's directions, the clients' rows and their memory, for fastagg/rules. A direction combines updates
+// Binds the engine's directions, the rows of client caches, and memory, for fastagg/rules. A direction combines updates
 // into the vector along which the optimizer steps.
 #include "../engine/aligned.h"
 #include "../engine/all_clients.h"
@@ -29,7 +29,7 @@ using py::arg;
 // Memory on a CUDA device. Torch allocates the memory on the current stream of the calling thread.
 class DeviceMemory : public store::Memory {
  public:
-  // `allocate` is a Python function. `allocate(nbytes)` returns a tensor of so many bytes on the device.
+  // `allocate` is a Python function. `allocate(nbytes)` returns a tensor of `nbytes` bytes on the device.
   DeviceMemory(int device, py::function allocate)
       : queue(cuda::queue_on(device)), device_(device), allocate_(owner_of(std::move(allocate))) {}
 

@@ -10,8 +10,8 @@ namespace {
 using py::arg;
 using store::Encoded;
 
-// Returns the encoded update. `count`: the number of values that the format topk keeps. `ends`: where the model's
-// arrays end, for a format that has a scale for each array.
+// Encodes an update. `values`: the encoding of a top-k's values. `count`: how many values a top-k keeps. `ends`: where
+// the model's arrays end, for a format with a scale for each array. `key`: the key of random rounding.
 std::shared_ptr<Encoded> encode(const Update& update, const std::string& format, const std::string& values,
                                 int64_t count, const std::vector<int64_t>& ends, std::pair<uint64_t, uint64_t> key) {
   const GilRelease released;

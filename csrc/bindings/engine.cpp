@@ -46,7 +46,7 @@ py::object function_of(const std::shared_ptr<ServerObject>& server, PyMethodDef*
   return py::reinterpret_steal<py::object>(made);
 }
 
-// Makes a Python property whose value is the function `Act`. A call of the function does not pass through pybind11.
+// Makes the getter of a Python property whose value is the function `Act`. Python calls `Act` without pybind11.
 template <PyObject* (*Act)(ServerObject&, PyObject* const*), Py_ssize_t Count>
 auto quick(const char* name) {
   auto* const function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&entry<Act, Count>));
@@ -54,7 +54,7 @@ auto quick(const char* name) {
   return [](const std::shared_ptr<ServerObject>& server) { return function_of(server, &def); };
 }
 
-// Makes a Python property. Its value is `of(engine)`, which is computed under the engine's lock.
+// Makes the getter of a Python property. The getter takes the engine's lock and returns `of(engine)`.
 template <typename Of>
 auto read_by(Of of) {
   return [of](ServerObject& server) { return reading(server, of); };
@@ -62,8 +62,8 @@ auto read_by(Of of) {
 
 // -- settings and state
 
-// Returns a staleness policy. `weight` and `rate` are names of formulas. "ask" is the name of a user's own formula,
-// which Python computes. `settings` has the formulas' numbers by name.
+// Returns a staleness policy. `weight` and `rate` are names of formulas. "ask" means a user's own formula, which Python
+// computes. `settings`: the names of the formulas' settings -> their values.
 engine::Staleness staleness_of(const std::string& weight, const std::string& rate, const py::dict& settings) {
   const auto number = [&](const char* name, double otherwise) {
     return name != nullptr && settings.contains(name) ? py::cast<double>(settings[name]) : otherwise;
@@ -211,8 +211,8 @@ void bind_engine(py::module_& m) {
   py::class_<ServerObject, std::shared_ptr<ServerObject>>(m, "Engine")
       .def(py::init(&make_server), by_name, arg("settings"), arg("direction"), arg("optimizer"), arg("seed"),
            arg("place"), arg("extension"), arg("asks"), arg("flat"), arg("python"))
-      // `with engine.reading` or `with engine.locked` holds the lock for the whole block. Within the block the same
-      // thread may read, but other calls of that thread are refused.
+      // `with engine.reading` or `with engine.locked` holds the lock for the whole block. Within the block, the thread
+      // that holds the lock may read. Other calls of this thread are refused.
       .def_property_readonly(
           "reading",
           [](const std::shared_ptr<ServerObject>& server) { return std::make_unique<LockBlock>(server, true); })
@@ -266,8 +266,8 @@ void bind_engine(py::module_& m) {
       // Makes the current CUDA stream wait for the server's work, so that later work may read the server's memory.
       .def("follow", [](const ServerObject& server) { server.engine->follow(); })
       .def_property_readonly("flat", [](ServerObject& server) { return tensor_of(current(server).first, server.size); })
-      // The model's vector like `flat`, but the version is not marked as shared. Only the holder of the lock may read
-      // this property, and must release the vector before it unlocks.
+      // Returns the model's vector like `flat`, but does not mark the version as shared. Python must hold the lock when
+      // it reads this property, and must release the vector before it releases the lock.
       .def_property_readonly("model",
                              [](ServerObject& server) {
                                server.engine->follow();
@@ -293,7 +293,8 @@ void bind_engine(py::module_& m) {
       .def_property_readonly("steps", read_by([](Engine& engine) { return engine.ledger.steps; }))
       .def_property_readonly("offset", read_by([](Engine& engine) { return engine.ledger.offset; }))
       .def_property_readonly("incarnations", read_by([](Engine& engine) { return engine.ledger.incarnations.all; }))
-      // Functions of the ledger (clients and tasks). The caller of all functions except `find` must hold the lock.
+      // The functions below use the ledger, which has the clients and tasks. Callers hold the lock, except callers of
+      // `find`.
       .def(
           "find",
           [](ServerObject& server, py::handle client, py::handle version, py::handle task, py::handle offset,

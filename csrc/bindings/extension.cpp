@@ -16,8 +16,8 @@ using engine::Extension;
 using engine::Findings;
 using engine::Question;
 
-// The value of a Python attribute that the engine's commit exchanges (SwapCell in fastagg/storage/cell.py). A reader
-// takes a reference to the value before the value can be released.
+// Holds the value of a Python attribute that the engine's commit exchanges (SwapCell in fastagg/storage/cell.py). A
+// reader takes a reference to the value before the value can be released.
 struct Cell {
   Cell() = default;
   Cell(const Cell&) = delete;
@@ -49,7 +49,7 @@ py::object cell_of(const py::object& object, const py::object& name) {
                                    "' is no SwapCell (fastagg.storage.cell), or was not set before");
 }
 
-// The changes that Python has prepared (extension.h has their form), in the list `moves`. `finish` is None, or a Python
+// The changes that Python has prepared in the list `moves` (extension.h describes moves). `finish` is None, or a Python
 // function that completes the next model and may append moves.
 class PointerMoves : public engine::Change {
  public:
@@ -128,7 +128,7 @@ py::object tensor_or_none(const store::Vector& vector, int64_t size) {
   return vector ? tensor_of(vector, size) : py::none();
 }
 
-// Returns the Python object that owns an update (a Pieces). If there is none, returns a list of tensors.
+// Returns the Python object (a Pieces) that owns an update. If there is no such object, returns the update's tensors.
 py::object pieces_of(const Question& asked) {
   if (PyObject* const object = object_of(asked.owner)) return py::reinterpret_borrow<py::object>(object);
   return tensors_in(asked.owner, asked.update);
@@ -268,7 +268,7 @@ void bind_extension(py::module_& m) {
       .def_readwrite("moves", &PreparedFindings::moves)
       .def_readwrite("finish", &PreparedFindings::finish);
   m.def("findings", [] { return std::make_unique<PreparedFindings>(); });
-  // Calls `act`, a function of this module. If `act` succeeds, makes the moves. No signal handler runs in between.
+  // Calls `act`, a function of this module. If `act` succeeds, then makes the moves. No signal handler runs in between.
   m.def("moving", [](py::object moves, const py::object& act, const py::args& arguments, const py::kwargs& named) {
     PointerMoves made(std::move(moves));
     act(*arguments, **named);
@@ -291,7 +291,7 @@ void bind_extension(py::module_& m) {
       .def_property_readonly("kept", vector(&Question::kept))
       .def_property_readonly(
           "control", [](const Question& question) { return tensor_or_none(question.control, question.control_size); })
-      // Returns |model - kept|^2, |update|^2, and the inner product of both vectors (0 without `inner`), on the CPU.
+      // Returns |d|^2 for d = model - kept, |update|^2, and the inner product of d and update (0 if `inner` is false).
       .def("distances",
            [](const Question& question, bool inner) {
              const py::gil_scoped_release released;

@@ -1,16 +1,17 @@
 // Lets the engine call rules that are written in Python, and change state that Python keeps.
 //
-// The rules are methods of a Python object (fastagg/server/extension.py). If a method raises, nothing has changed:
+// The rules are methods of fastagg.server.extension.Extension. Their results (engine/extension.h has the arguments):
 //
 //     prepare(question)             Findings, or None
 //     weight(delay)                 the weight of an update, or None to drop the update
 //     rate(lr, delays)              the learning rate of a step that uses updates with these delays
 //     step(direction, model, lr, round)  (the new model, moves)
 //     statistics(sent, shares, outcome)  the new value of the object's attribute `held` (statistics); None: unchanged
-//     bounds(model, moments)        bounds of magnitudes: (of the model, of first moments, of second moments)
+//     bounds(model, moments)        bounds on the magnitudes of the model, of first moments and of second moments
 //
-// Moves are a list of (object, name of a SwapCell attribute, next value) and (NumPy array of int64, index, next
-// number). All values are made in advance, so the commit only exchanges pointers and numbers, without Python.
+// Moves are a list of changes: (object, name of a SwapCell attribute, next value) or (NumPy array of int64, index, next
+// number). All values are made in advance, so the commit only exchanges pointers and numbers, without Python. If a
+// method raises, nothing has changed.
 #pragma once
 
 #include "../engine/extension.h"

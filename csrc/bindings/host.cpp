@@ -34,14 +34,14 @@ void or_sleep(Act act) {
 #endif
 }
 
-// When Python exits, it waits until no call of another thread has run for kQuiet. It waits at most for kLongestEnd.
+// When Python exits, end_calls waits until no call of another thread has run for kQuiet, but at most for kLongestEnd.
 constexpr std::chrono::milliseconds kQuiet{50}, kLongestEnd{1000};
 
 struct CallCount {
   std::atomic<uint64_t> begun{0}, ended{0};
-  pid_t process = getpid();            // the process of the calls; a forked child has none of its threads
+  pid_t process = getpid();            // the process of the counted calls, whose threads a forked child does not have
   std::atomic<std::thread::id> first;  // the thread of the first call
-  std::atomic<bool> several{false};    // whether other threads have called
+  std::atomic<bool> several{false};    // whether another thread than `first` has made a call
   std::atomic<std::thread::id> ends;   // the thread in which Python exits; calls of other threads then sleep
 } calls;
 
@@ -90,7 +90,7 @@ const char* name_of(Why why) {
 // Whether Python's current error is MemoryError. pybind11 may have thrown another exception because of that error.
 bool has_no_memory() { return PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0; }
 
-// Sets OSError. The operating system could not start a thread.
+// Sets OSError. A std::system_error is thrown if the operating system could not start a thread.
 void set_error(const std::system_error& error) {
   py::set_error(PyExc_OSError, py::make_tuple(error.code().value(), error.code().message()));
 }

@@ -26,8 +26,9 @@ class GilRelease {
   GilRelease(const GilRelease&) = delete;
   GilRelease& operator=(const GilRelease&) = delete;
   ~GilRelease();
-  // Releases the caller's reference to `object` when this thread has the GIL again, because taking the GIL now could be
-  // slow. Returns false if the caller must release the reference now.
+  // If this thread has released the GIL with a GilRelease: takes over the caller's reference to `object`, releases it
+  // when the thread has the GIL again, and returns true. Otherwise, or without memory, returns false. The caller must
+  // then release the reference.
   static bool keep(PyObject* object) noexcept;
 
  private:
@@ -71,7 +72,7 @@ py::object item_of(py::handle dict, py::handle key);
 store::Owner owner_of(py::object object);
 PyObject* object_of(const store::Owner& owner);
 
-// Installs the hooks of store/blocking.h. While the engine waits, other Python threads run and signals are handled.
+// Installs the hooks of store/blocking.h, which let other Python threads run during waits, and handle signals.
 void install_waiting();
 
 // Sets Python's error for a refusal.

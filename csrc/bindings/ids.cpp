@@ -65,7 +65,7 @@ ClientId id_of(py::handle client) {
 py::object to_python(const ClientId& id) {
   if (id.kind == ClientId::kNumber) return py::int_(id.number);
   if (id.kind == ClientId::kLarge) return py::int_(static_cast<uint64_t>(id.number));
-  // "surrogatepass", because an id that another program wrote into the log may have surrogates.
+  // The decoder accepts surrogates, because an id in a log that another program wrote may have surrogates.
   PyObject* text = PyUnicode_DecodeUTF8(id.name.data(), static_cast<Py_ssize_t>(id.name.size()), "surrogatepass");
   if (text == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(text);

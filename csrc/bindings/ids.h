@@ -14,15 +14,15 @@ namespace py = pybind11;
 ClientId id_of(py::handle client);
 // Returns a client's id as a Python int or str.
 py::object to_python(const ClientId& id);
-// Returns the id as an int or str. Returns `client` itself if its class is exactly int or str.
+// Returns `client` itself if its class is exactly int or str. Otherwise returns its id as an int or str.
 py::object plain(py::handle client, const ClientId& id);
 
-// Returns the version that an answer states, or kLastSent for None. Throws Refusal, kUnknownVersion, if `version` is
-// not an integer.
+// Returns the version that an answer from `client` states, or kLastSent for None. Throws Refusal, kUnknownVersion, if
+// `version` is not an integer.
 int64_t version_of(py::handle version, const ClientId& client);
 
-// Return a task's id (0 for None, -1 for a number that no task can have), and an answer's offset (-1 for None). Both
-// throw Refusal, kSetting, for any other object.
+// `task_id_of` returns a task's id: 0 for None, and -1 for an integer that no task can have as its id. `offset_of`
+// returns an answer's offset, -1 for None. Both throw Refusal, kSetting, for any other object.
 int64_t task_id_of(pybind11::handle task);
 int64_t offset_of(pybind11::handle offset);
 // Returns the number of an incarnation, or nullopt for None. Throws Refusal, kSetting, for any other object.

@@ -12,7 +12,7 @@ namespace {
 using namespace log;
 using py::arg;
 
-// A disk that calls a Python object with the methods of fastagg.durable.disk.Disk. Tests simulate a loss of power.
+// A Disk that calls a Python object (fastagg.durable.disk.Disk). Tests use such an object to simulate power losses.
 class PythonDisk : public Disk {
  public:
   explicit PythonDisk(py::object disk) : disk_(owner_of(std::move(disk))) {}
@@ -23,7 +23,7 @@ class PythonDisk : public Disk {
   void close(int file) noexcept override {
     try {
       tell(false, [&](py::handle disk) { disk.attr("close")(file); });
-    } catch (const DiskError&) {  // nothing is written to this file any more, so the error has no effect
+    } catch (const DiskError&) {  // the journal writes no more to this file, so the error has no effect
     }
   }
   uint64_t size(int file) override {
@@ -55,8 +55,8 @@ class PythonDisk : public Disk {
   }
 
  private:
-  // Calls `act` with the Python object. Throws DiskError if Python raises. `final`: whether an OSError is final. All
-  // other errors are final.
+  // Calls `act` with the Python object. Throws DiskError if Python raises. `final`: whether an OSError is a final
+  // DiskError. Any other Python error is final.
   template <typename Act>
   void tell(bool final, Act act) {
     if (Py_IsInitialized() == 0) throw DiskError("Python has ended", true);
@@ -162,7 +162,7 @@ py::dict described(const Operation& operation) {
   return fields;
 }
 
-// Returns the names and types of the fixed fields of each kind of records, in the words of docs/log-format.md.
+// Returns the names and types of the fixed fields of each kind of record, as docs/log-format.md writes them.
 py::dict field_table() {
   py::dict table;
   for (uint8_t kind = kIncarnation; kind < kKinds; ++kind) {

@@ -40,7 +40,7 @@ PyObject* vector_at(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 }  // namespace
 
 void bind_memory(py::module_& to) {
-  py::module_ m = to.def_submodule("memory", "Vectors in huge pages. Memory is reused when its last view is gone.");
+  py::module_ m = to.def_submodule("memory", "Tensors in memory that is reused when no tensor needs it any more.");
   m.def("use_torch", &use_torch, py::arg("tensor"), py::arg("exchange"), py::arg("from_dlpack"), py::arg("ndarray"),
         py::arg("tensors"));
   m.def("is_fit_for_torch", &is_fit_for_torch);

@@ -1,5 +1,5 @@
-// The module `_native` that Python imports. Its functions take only structs, addresses and scalars. fastagg/ops checks
-// tensors before it calls these functions. The functions of this file that read vectors release the GIL.
+// The module `_native` that Python imports. The functions of this file take no tensors, but structs and addresses.
+// fastagg/ops checks tensors before it calls these functions. Functions of this file that read vectors release the GIL.
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -122,7 +122,7 @@ void deallocate(py::detail::value_and_holder& object) {
   if (object.holder_constructed()) deallocs.at(object.type)(object);
 }
 
-// Installs the functions above in all classes of a module and of its submodules.
+// Installs `allocated`, `created` and `deallocate` in all classes of a module and of its submodules.
 void keep_allocating(const py::module_& of) {
   for (const auto& [name, member] : py::dict(of.attr("__dict__"))) {
     if (PyType_Check(member.ptr())) {
@@ -197,8 +197,8 @@ PYBIND11_MODULE(_fastagg, m, py::mod_gil_not_used()) {
 #endif
 }
 
-// Refuses to be imported in a second interpreter of the process. Python 3.12 refuses such an import itself. With Python
-// 3.11, pybind11 would wait for ever.
+// The module refuses an import in a second interpreter of the process. Python 3.12 refuses such an import itself. With
+// Python 3.11, pybind11 would wait for ever.
 PYBIND11_PLUGIN_IMPL(_native) {
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__fastagg();
   PyErr_SetString(PyExc_ImportError, "fastagg runs in a process's main interpreter only; start a process instead");

@@ -23,7 +23,7 @@
 namespace fastagg::bindings {
 namespace {
 
-// A variable that gets an argument's value. Addresses are integers. `Places` has arguments' names and variables.
+// A FieldTarget is a variable for an argument's value. An address is an integer. Places are names with variables.
 using FieldTarget = std::variant<double*, float*, bool*, int64_t*, uint64_t*, py::handle*>;
 using Places = std::initializer_list<std::pair<std::string_view, FieldTarget>>;
 
@@ -34,8 +34,8 @@ void set(int64_t* place, PyObject* value) { *place = PyLong_AsLongLong(value); }
 void set(uint64_t* place, PyObject* value) { *place = PyLong_AsUnsignedLongLong(value); }
 void set(py::handle* place, PyObject* value) { *place = value; }
 
-// The arguments of a call: the pieces of an update, the place where the call runs (None: the CPU), and a dict with
-// everything else.
+// The arguments of a call: the pieces of an update, the place where the call runs (None: the CPU), and a dict with all
+// other arguments by name.
 class KeywordFields {
  public:
   KeywordFields(PyObject* const* arguments, Py_ssize_t count) {
@@ -89,7 +89,8 @@ class KeywordFields {
 
 const Rows* rows_of(py::handle rows) { return rows.ptr() == nullptr ? nullptr : py::cast<const Rows*>(rows); }
 
-// Sets the cached rows of a step: the slots that the step reads and writes (negative: none), and the rows that it adds.
+// Sets the rows of a client cache that a step uses. `read`, `write`: slots; negative: none. `terms`: null, or pairs of
+// a slot and a weight. The step adds these rows times their weights.
 void add_rows(Direction& direction, const Rows& rows, int64_t read, int64_t write, py::handle terms) {
   if (read >= 0) check_slot(rows, read);
   if (write >= 0) check_slot(rows, write);

@@ -7,7 +7,7 @@
 namespace fastagg::bindings {
 namespace {
 
-// Whether the object is a dict, or an OrderedDict (as from state_dict()) without an attribute `kind`.
+// Whether the object is a dict, or an OrderedDict without an attribute `kind`. state_dict() returns an OrderedDict.
 bool is_plain_dict(PyObject* object) {
   return PyDict_CheckExact(object) || (PyODict_CheckExact(object) && PyObject_HasAttrString(object, "kind") == 0);
 }
@@ -68,7 +68,7 @@ bool UpdateReader::read_arrays(py::handle update, bool by_name, Arrays& arrays, 
   Py_ssize_t place = 0;
   for (const ModelPart& part : parts_) {
     const bool is_parameter = part.role == ArrayRole::kParameter;
-    if (held != count && !is_parameter) continue;  // an update may lack all statistics, but not some
+    if (held != count && !is_parameter) continue;  // an update without statistics has only parameters
     const py::object array = by_name ? item_of(update, part.name) : item_at(update, place++);
     if (!array) return false;
     const void* const data = arrays.add(array, is_whole(part.role) ? ElementType::kInt64 : ElementType::kFloat32,

@@ -45,9 +45,9 @@ class UpdateReader {
   bool read_whole(py::handle model, Arrays& arrays, engine::Answer& answer, Places& statistics) const;
 
   std::vector<ModelPart> parts_;
-  Py_ssize_t parameters_ = 0;      // number of parts that are parameters
+  Py_ssize_t parameters_ = 0;      // how many of `parts_` are parameters
   ModelPart all_statistics_{};     // describes all statistics as one vector
-  int64_t size_, statistics_ = 0;  // numbers of elements
+  int64_t size_, statistics_ = 0;  // the numbers of elements of an update, and of all its statistics
   bool named_;
   py::object whole_;
   engine::StatisticsRules rules_;

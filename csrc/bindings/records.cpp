@@ -49,8 +49,8 @@ PyObject* durable_of(PyObject* self, void*) {
                          receipt->log->durable >= receipt->value.sequence);
 }
 
-// Returns the digest of the log up to the answer's record, in hexadecimal. Returns None if the record is not on the
-// disk yet, or if the journal no longer holds the record's digest.
+// Returns the digest of the log up to the answer's record, in hexadecimal. Returns None if there is no record, if the
+// record is not on the disk yet, or if the journal no longer has the record's digest.
 PyObject* digest_of(PyObject* self, void*) {
   const ReceiptObject* const receipt = receipt_of(self);
   if (receipt->log == nullptr || receipt->value.sequence == 0) Py_RETURN_NONE;

@@ -1,6 +1,6 @@
-// The Python types of receipts and tasks. Their objects contain the engine's own structs. For each answer a receipt and
-// a task are made. To save time, an object is made without a call of its class, and a field becomes a Python object
-// only when Python reads the field. fastagg.Receipt and fastagg.Dispatch derive from these types.
+// The Python types of receipts and tasks. Each object contains the engine's own struct. To save time, the server makes
+// an object without a call of its class, and a field becomes a Python object only when Python reads the field.
+// fastagg.Receipt and fastagg.Dispatch derive from these types.
 #pragma once
 
 #include "../engine/answer.h"
@@ -25,7 +25,7 @@ struct TaskObject {
   PyObject* flat;  // the model's vector as a tensor; null until Python reads `flat`
   PyObject* params;
   PyObject* views;
-  engine::Task value;  // `value.state`: a Statistics or ModelState of fastagg; `value.id` 0: unknown
+  engine::Task value;  // `value.state` owns a Statistics or ModelState of fastagg; `value.id` 0: unknown
   int64_t size;
   bool has_incarnation;
 };

@@ -13,8 +13,8 @@ namespace {
 
 using engine::Answer;
 
-// Makes an answer from a log's record. The answer's parts are in `body`. If the update was streamed into a file,
-// `update` has the file's content. Otherwise `update` is None.
+// Makes an answer from a log's record. `body` owns the memory of the record's parts. If the update was streamed into a
+// file, `update` has the file's content. Otherwise `update` is None.
 Answer answer_of(const ServerObject& server, const log::Operation& operation, const py::object& body,
                  const py::object& update) {
   const auto damaged = [](const std::string& text) { throw Refusal(Why::kDamaged, text); };
@@ -87,7 +87,8 @@ Answer answer_of(const ServerObject& server, const log::Operation& operation, co
   return answer;
 }
 
-// Sends a replayed answer's update and statistics to the device, as was done when the answer first came.
+// Sends a replayed answer's update and statistics to the device. An encoded update that only the engine reads stays in
+// host memory, and the engine sends it.
 void bring(const ServerObject& server, Answer& answer) {
   if (store::is_encoded(answer.update) && !answer.reported && !server.engine->extension->asks.prepare)
     return stay_in_host(answer);

@@ -1,4 +1,4 @@
-// The C++ object behind Python's `Engine`, and a holder of the engine's lock. The functions for Python are in several
+// The C++ object of Python's class `Engine`, and a holder of the engine's lock. The class's functions are in several
 // files: answers and rounds (answers.cpp), tasks (tasks.cpp), records of a log (replay.cpp), state (engine.cpp).
 #pragma once
 
@@ -13,13 +13,13 @@
 
 namespace fastagg::bindings {
 
-// An engine, and the Python objects that its results need.
+// An engine, and the Python objects that the engine's results need.
 struct ServerObject {
   std::shared_ptr<engine::Engine> engine;  // a caller that does not hold the engine's lock must call now()
   int64_t size;
   py::object layout, task_type, receipt_type;
   bool has_control;
-  std::optional<UpdateReader> reader;  // reads the usual forms of updates
+  std::optional<UpdateReader> reader;  // reads the usual forms of updates; none: Python reads all updates
   py::object journal = py::none();
   std::shared_ptr<log::Journal> log;  // the C++ object of `journal`; null: the server has no log
   py::object tell = py::none();
@@ -33,13 +33,13 @@ struct ServerObject {
     return store::process() == process ? std::atomic_load(&engine) : engine;
   }
   const int process = store::process();
-  // Whether a call is so long that it releases the GIL. A call on a device does not: only the wait for the device is
-  // long, and that wait releases the GIL itself.
+  // Whether a call takes so long that it releases the GIL. For a server on a device, only waits for the device take
+  // long. Such a wait releases the GIL itself.
   bool is_long() const { return device < 0 && size >= kWorthReleasing; }
   PyTypeObject* receipts() const { return reinterpret_cast<PyTypeObject*>(receipt_type.ptr()); }
 };
 
-// Calls `act` with the engine. If another engine has replaced this one, calls `act` again with the new engine.
+// Calls `act` with the engine. If another engine replaces that engine meanwhile, calls `act` again with the new engine.
 template <typename Act>
 auto with_engine(ServerObject& server, Act act) {
   for (;;) {
@@ -92,19 +92,19 @@ PyObject* take(ServerObject& server, PyObject* const* args);
 // receive_many(answers, read_in_python, outcomes): receives a list of fastagg.Answer objects. Appends the receipt or
 // error of each answer to `outcomes`. `read_in_python` is called for an answer that only Python can read.
 PyObject* take_many(ServerObject& server, PyObject* const* args);
-// Ends the round, or with `if_due` only a round whose time is over. Returns the step size, or None if no step was made.
-// Waits for the disk if the senders of a step wait for the disk.
+// Ends the round. If `if_due` is true, only ends a round whose time is over. Returns the step size, or None if no step
+// was made. Waits for the disk if the senders of a step wait for the disk.
 py::object close_round(ServerObject& server, bool if_due);
-// Ends a round whose time is over. Called before a version is sent and before an answer is given to the engine.
+// If `by_time`, ends a round whose time is over. To be called before a version is sent or an answer is received.
 inline void close_if_due(ServerObject& server) {
   if (server.by_time) close_round(server, true);
 }
-// Marks an answer's numbers as lying in host memory. The engine then sends the numbers to the device.
+// Notes that an answer's numbers are in host memory. The engine then sends the numbers to the device.
 void stay_in_host(engine::Numbers& numbers);
 void bind_numbers(py::module_& m);
 
 // dispatch(client, format, local_steps): returns a new task. `format`: the index in WireFormats of the model's
-// encoding, or None for no encoding. `local_steps`: replaces the rule's number of local steps if it is not None.
+// encoding, or None for no encoding. `local_steps`: replaces the rule's number of local steps if it is above 0.
 PyObject* dispatch(ServerObject& server, PyObject* const* args);
 // Makes a task for client `to`, with the version and the model of the task of `from`.
 py::object hand_on(ServerObject& server, py::handle from, py::handle to);

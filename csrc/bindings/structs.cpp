@@ -88,14 +88,14 @@ void bind_structs(py::module_& m) {
   const py::kw_only by_name;
 
   m.attr("optimizers") = facts_of_optimizers(Optimizers{});     // name -> the names of the optimizer's moments
-  m.attr("plain_optimizers") = plain_optimizers(Optimizers{});  // names of optimizers without 8-bit moments
+  m.attr("plain_optimizers") = plain_optimizers(Optimizers{});  // names of optimizers that cannot have 8-bit moments
   m.attr("row_formats") = facts_of_formats(RowFormats{});       // name -> (bits per element, whether rows have scales)
   m.attr("scale_block") = kScaleBlock;
   m.attr("block") = kBlock;
 
   py::class_<Update>(m, "Update")
       .def(py::init(&update_of), arg("pieces"))
-      // Makes an update of one piece, the usual case. Without a list of pieces a call takes a microsecond less.
+      // Makes an update of one piece, the usual case. The call takes a microsecond less than with a list of pieces.
       .def_static(
           "one",
           [](Address address, int64_t size, int dtype) {

@@ -1,4 +1,4 @@
-// Converts keyword arguments from Python to the structs of plan.h. Each struct is checked when it is made.
+// Converts arguments from Python to C++ structs (plan.h). Wrong arguments throw SettingError or a Python error.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Returns the index of a name in a list of types. Throws SettingError, with `what` in its text, for an unknown name.
+// Returns the index of a name in a list of types. For an unknown name, throws SettingError with `what` in its text.
 template <typename... Each>
 int named(const std::string& name, List<Each...>, const char* what) {
   int result = -1, place = 0;
@@ -51,8 +51,8 @@ pybind11::tuple names_of(List<Each...>) {
   return pybind11::make_tuple(Each::kName...);
 }
 
-// Sets fields of a struct from a dict. The last arguments are pairs: a name in the dict, and the struct's field for the
-// name's value. Returns how many of the names the dict has.
+// Sets fields of a struct from a dict. The last arguments are pairs: a name in the dict, and the field that gets the
+// name's value. Returns how many of the names are in the dict.
 template <typename T>
 size_t set_fields(T&, const pybind11::dict&) {
   return 0;
@@ -69,7 +69,7 @@ T made_of(const pybind11::dict& settings, Fields... fields) {
   if (set_fields(made, settings, fields...) != settings.size()) throw pybind11::type_error("a field that is not there");
   return made;
 }
-// Binds a struct as a Python class. The class is called with the fields as keyword arguments.
+// Binds a struct as a Python class. Python calls the class with the fields as keyword arguments.
 template <typename T, typename... Fields>
 void bind_fields(pybind11::module_& m, const char* name, Fields... fields) {
   pybind11::class_<T>(m, name).def(
@@ -85,7 +85,7 @@ using Batch = std::pair<int64_t, int64_t>;                       // the numbers 
 using Targets = std::tuple<Address, Address, Address, int64_t>;  // the addresses of the teachers' probs, labels and
                                                                  // entropy, and their number of rows
 
-// These functions check arguments for the CPU and for CUDA. They throw SettingError.
+// These functions check arguments for the CPU and for CUDA. They throw SettingError if an argument is wrong.
 void check_step(const Update& update, const Direction& direction, const Optimizer& optimizer);
 void check_launch(const Update& update);  // checks the update of a CUDA kernel
 void check_slot(const Rows& rows, int64_t slot);

@@ -1,4 +1,4 @@
-// Functions for Python that send tasks to clients. They make the tasks' Python objects.
+// Functions of Python's class `Engine` that make tasks for clients. They return the tasks' Python objects.
 #include <utility>
 
 #include "arrays.h"

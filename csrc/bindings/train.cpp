@@ -44,8 +44,8 @@ struct BatchOrder {
   std::vector<int64_t> drawn, lengths;
   const int64_t* index;
 
-  // `state` is (seed, number of batches) for batches that are drawn epoch by epoch, or (address of the indices,
-  // lengths). `size`: the number of samples. `largest`: the number of samples in a full batch.
+  // `state` is (seed, number of batches) for batches that are drawn here, epoch by epoch, or (address of the indices,
+  // lengths). `size`: the number of the client's samples. `largest`: the number of samples in a full batch.
   BatchOrder(const py::tuple& state, int64_t size, int64_t largest) {
     if (state.size() != 2) throw SettingError("train: expected an order of two parts");
     const py::object first = state[0], second = state[1];
@@ -69,7 +69,7 @@ struct BatchOrder {
   static constexpr int64_t kMostSamples = int64_t{1} << 31;
 };
 
-// One client's training by a crew, which is a group of threads. The object keeps the memory of the training alive.
+// One client's training by a crew (train/crew.h). A Training keeps the memory that the training needs alive.
 class Training {
  public:
   Training(std::shared_ptr<Crew> crew, std::shared_ptr<LayerTable> table, BatchOrder order,
@@ -100,8 +100,8 @@ class Training {
   train::CrewTask task_{};
 };
 
-// Without a crew, trains a client and returns null. With a crew, returns a Training at once. `kept` must then own all
-// memory that is given by address.
+// Without a crew, trains a client and returns null. With a crew, leaves the training to the crew and returns a Training
+// without waiting. `kept` must then own all memory that is passed by address.
 std::unique_ptr<Training> train_client(const std::shared_ptr<LayerTable>& table, Address start, Address buffers,
                                        Address x, Address y, int64_t samples, const py::tuple& order, float lr,
                                        float momentum, float weight_decay, float mu, bool gradient, Address out,
@@ -171,7 +171,7 @@ void bind_train(py::module_& m) {
            arg("crew") = nullptr, arg("kept") = py::none())
       .def_property_readonly("outputs", &LayerTable::outputs)
       .def("evaluate", &evaluate, by_name, arg("start"), arg("buffers"), arg("x"), arg("samples"), arg("outputs"));
-  py::class_<Crew, std::shared_ptr<Crew>>(m, "Crew", "Threads that train clients ahead of time.")
+  py::class_<Crew, std::shared_ptr<Crew>>(m, "Crew", "Threads that train clients before their updates are needed.")
       .def(py::init(&Crew::make), arg("threads"));
   py::class_<Training>(m, "Training").def("wait", &Training::wait);
   m.def("uniform", [](const py::bytes& seed) { return generator(seed).uniform(); }, arg("seed"));

@@ -14,7 +14,7 @@
 namespace fastagg::log {
 namespace {
 
-constexpr size_t kMostBuffers = 512;  // the most buffers in one system call; the system's limit is 1,024
+constexpr size_t kMostBuffers = 512;  // the most buffers in one system call; Linux allows at most 1,024
 
 [[noreturn]] void fail(bool is_final = false) {
   char text[200];
@@ -38,7 +38,7 @@ SystemDisk::~SystemDisk() {
 }
 
 int SystemDisk::open(const std::string& name) {
-  // Without O_NONBLOCK, opening a pipe of this name would wait.
+  // O_NONBLOCK: opening a pipe or a device of this name must not wait. The check below rejects such a file.
   const int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   const int file = retried([&] { return openat(folder_, name.c_str(), flags, 0600); });
   if (file < 0) fail();
@@ -69,7 +69,7 @@ void SystemDisk::allocate(int file, uint64_t nbytes) {
   struct stat status{};
   if (fstat(file, &status) != 0) fail();
   const off_t begin = status.st_blocks * 512 < status.st_size ? 0 : status.st_size;
-  if (begin >= static_cast<off_t>(nbytes)) return;  // a full XFS refuses to allocate even blocks that the file has
+  if (begin >= static_cast<off_t>(nbytes)) return;  // a full XFS would fail to allocate even blocks that the file has
   if (const int failed = posix_fallocate(file, begin, static_cast<off_t>(nbytes) - begin); failed != 0) {
     [[maybe_unused]] const int done = ftruncate(file, status.st_size);  // frees the blocks that were allocated
     errno = failed;
@@ -102,7 +102,7 @@ void SystemDisk::write(int file, std::vector<iovec>& buffers, uint64_t offset) {
   }
 }
 
-// Writes with O_DIRECT, because filling new pages of the page cache takes several times as long as writing to the disk.
+// Writes with O_DIRECT if possible, because filling new pages of the page cache takes longer than writing to the disk.
 void SystemDisk::write_block(int file, const void* data, size_t nbytes, uint64_t offset) {
   size_t done = 0;
 #if defined(__linux__) && defined(O_DIRECT)

@@ -20,16 +20,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr uint64_t kGroup = 32u << 20;  // the most bytes in a group of records, unless one record has more
-constexpr milliseconds kIdle{50};       // how long the thread waits for more records if no sender waits for the disk
-constexpr milliseconds kAgain{500};     // the pause before a failed write is tried again
-constexpr milliseconds kSignals{50};    // the interval at which a waiting caller checks for signals
-constexpr int kIdleRounds = 20;  // after so many waits of kIdle without a record, the thread sleeps until it is woken
-constexpr size_t kSpares = 64, kSmall = 65536;  // the most entries kept for reuse, and their largest body in bytes
-constexpr size_t kLarge = size_t{1} << 20;  // in bytes; a record from this size on is written with Disk::write_block
-constexpr uint64_t kFirstSegment = 256u << 10;  // in bytes; sizes double from segment to segment, up to a limit
-constexpr uint64_t kNew = 500'000'000'000;      // new files have numbers from here on, which no segment has
-constexpr size_t kRoots = 65536;                // how many records' digests are kept in memory
+constexpr uint64_t kGroup = 32u << 20;  // the most bytes in a group of records; a larger record is a group of its own
+constexpr milliseconds kIdle{50};       // the longest wait for further records before the queued records are written
+constexpr milliseconds kAgain{500};     // the longest pause before a failed write is tried again
+constexpr milliseconds kSignals{50};    // the interval at which a waiting caller checks for signals such as Ctrl-C
+constexpr int kIdleRounds = 20;  // after this number of waits without a record, the thread sleeps until it is notified
+constexpr size_t kSpares = 64, kSmall = 65536;  // the most entries kept for reuse; the most bytes of each one's body
+constexpr size_t kLarge = size_t{1} << 20;  // in bytes; records of this size or more are written with Disk::write_block
+constexpr uint64_t kFirstSegment = 256u << 10;  // in bytes; each later segment is twice as large, up to a limit
+constexpr uint64_t kNew = 500'000'000'000;      // the least random number of a new file; segments have smaller numbers
+constexpr size_t kRoots = 65536;                // how many records' digests are kept in memory, at most
 
 thread_local double seconds_waited = 0.0;
 
@@ -38,7 +38,7 @@ uint64_t random_number() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-// Returns a file's name. The name alone tells a segment from a free file. A rename changes the name atomically.
+// Returns the name of a segment (`kind` is "journal"), or of a free file, which may become a segment ("free").
 std::string name_of(const char* kind, uint64_t number) {
   char name[32];
   std::snprintf(name, sizeof name, "%s-%012llu", kind, static_cast<unsigned long long>(number));
@@ -125,7 +125,7 @@ void Journal::check() {
     lock.lock();
   }
   if (!failed_) return;
-  urgent_ = nudged_ = true;  // the thread tries the disk again, and a checkpoint may free disk space
+  urgent_ = nudged_ = true;  // the thread tries to write again, and `wait_written` returns: a checkpoint may free space
   wake_.notify_one();
   done_.notify_all();
   throw Refusal(Why::kNotDurable, refusal());
@@ -285,7 +285,7 @@ void Journal::work() noexcept {
     try {
       group.clear();
       uint64_t size = 0;
-      // records stay in the queue until they are on the disk
+      // Records stay in the queue until they are on the disk.
       for (Entry& entry : queue_) {
         if (!group.empty() && size + entry.nbytes() > kGroup) break;
         group.push_back(&entry);
@@ -337,12 +337,12 @@ void Journal::work() noexcept {
   done_.notify_all();
 }
 
-// Writes a group of records, and syncs the file. Each record of kLarge bytes or more is written alone. Smaller records
-// that follow each other are written together.
+// Writes a group of records, and syncs the file. A record of kLarge bytes or more is written by a call of its own.
+// Consecutive smaller records are written by one call.
 void Journal::write(const std::vector<Entry*>& group) {
-  uint64_t needed = kBlock;  // for the head that `begin_life` writes
+  uint64_t needed = kBlock;  // the size of the head that `begin_life` writes
   for (const Entry* entry : group) needed += entry->nbytes() + (entry->nbytes() >= kLarge ? 2 * kBlock : 0);
-  // Two more blocks must fit behind the group: the head of `write_end`, and a mark that names the next segment.
+  // Two more blocks must fit behind the group, for the head of `write_end` and for a mark that names the next segment.
   if (file_ < 0 && place_ > 0) open_segment();
   if (file_ < 0 || at_ + needed + 2 * kBlock > size_) next_segment(group.front()->sequence, needed + 3 * kBlock);
   if (is_new_) begin_life(group.front()->sequence);
@@ -398,7 +398,7 @@ void Journal::write_block(int file, BlockHead head, uint64_t at) {
   written += kBlock;
 }
 
-// Opens the segment that the server's previous process wrote last. The log continues in that segment.
+// Opens the segment to which the server's previous process wrote last. The log continues in that segment.
 void Journal::open_segment() {
   file_ = disk_->open(here_);
   try {
@@ -410,7 +410,7 @@ void Journal::open_segment() {
   at_ = next_block(place_), place_ = 0, is_new_ = true;
 }
 
-// Writes a head in the middle of a segment, before record number `first`. Later records have the head's `use`.
+// Writes a head at the end of the log, before record number `first`. Records behind the head have the head's `use`.
 void Journal::begin_life(uint64_t first) {
   const uint64_t use = random_number();
   BlockHead head{};
@@ -419,7 +419,7 @@ void Journal::begin_life(uint64_t first) {
   at_ += kBlock, use_ = use, is_new_ = false;
 }
 
-// Writes a head behind the last record. If a record is damaged later, the head proves that the record was on the disk.
+// Writes a head behind the last record, at the journal's end. The head proves later that all records were on the disk.
 void Journal::write_end() noexcept {
   try {
     if (file_ >= 0 && !is_new_) begin_life(durable + 1);
@@ -428,8 +428,9 @@ void Journal::write_end() noexcept {
 }
 
 // Prepares the file of the next segment. The file has a free file's name until the segment's head is on the disk.
+// `first`: the number of the segment's first record. `needed`: the least size in bytes.
 void Journal::prepare(uint64_t first, uint64_t needed) {
-  std::string name = free_name(kNew + random_number() % kNew);  // a number that no segment and no other new file has
+  std::string name = free_name(kNew + random_number() % kNew);  // random, so that no other new file has the number
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!free_.empty()) {
@@ -467,8 +468,8 @@ void Journal::prepare(uint64_t first, uint64_t needed) {
   ++syncs;
 }
 
-// Continues the log in the next segment. A mark in the current segment names the next segment before any record is
-// written there. So a segment that no mark names has no records.
+// Continues the log in the next segment. A mark in the current segment, if there is one, first names the next segment.
+// So only the log's first segment may have records although no mark names that segment.
 void Journal::next_segment(uint64_t first, uint64_t needed) {
   if (prepared_.file >= 0 && prepared_.size < needed) {  // the group has grown while writes failed
     disk_->rename(prepared_.name, free_name(number_));

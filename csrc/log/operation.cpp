@@ -50,7 +50,7 @@ size_t field_bytes(OperationKind kind) {
   return bytes;
 }
 
-// Writes the fixed fields at byte `at` of the body. Returns the byte where they end.
+// Writes the fixed fields from byte `at` of the body on. Returns the offset of the byte behind these fields.
 size_t put_fields(Entry& entry, size_t at, const Operation& operation) {
   each_field(operation.kind, [&](auto field) {
     std::memcpy(entry.body() + at, &(operation.*field.value), field.kBytes);
@@ -71,8 +71,8 @@ void put_client(Entry& to, const ClientId& client, int64_t version) {
   }
 }
 
-// Reads a client's id. In a record, a version lies behind the name's length or the client's number. The version is
-// stored in `fields`. A list of clients has no versions, so `fields` is null.
+// Reads a client's id. In a record's body, a version lies behind the name's length or the client's number. `fields`
+// gets this version. A list of clients has no versions: `fields` must then be null.
 ClientId read_client(Body& from, RecordFields* fields = nullptr) {
   const auto kind = from.read<uint8_t>();
   if (kind > ClientId::kLarge) damaged("a client's id of an unknown kind");

@@ -1,5 +1,5 @@
 // An operation is a change of a server. The log records operations, and a recovery executes the operations again. This
-// file defines the bytes of operations, which docs/log-format.md shows as a table.
+// file defines the bytes of operations. docs/log-format.md shows these bytes as a table.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@
 namespace fastagg::log {
 
 enum OperationKind : uint8_t {
-  kIncarnation = 1,  // from `version` on, versions belong to incarnation `incarnation` of the server
+  kIncarnation = 1,  // a new life of the server began: from `version` on, versions belong to `incarnation`
   kDispatch,
-  kHandOn,  // an open task was given to one more client
-  kAnswer,  // an update, a sum of updates, or the difference between a trained model and its base
+  kHandOn,  // an open task was also given to another client
+  kAnswer,  // an answer was received: an update, a sum of updates, or a trained model minus its base model
   kCloseRound,
-  kForget,  // a task is forgotten, or a client is forgotten with all its tasks
-  kRate,    // the learning rate changes
-  kExpire,  // all tasks of versions below `version` end
+  kForget,  // a task was forgotten, or a client with all its tasks
+  kRate,    // the learning rate was changed
+  kExpire,  // all tasks of versions below `version` were ended
   kKinds
 };
 const char* name_of(OperationKind kind);
@@ -36,22 +36,22 @@ enum Role : uint8_t {
   kParameters,
   kBuffers,       // BatchNorm's statistics
   kCounter,       // BatchNorm's counters
-  kControl,       // vectors besides the update, such as a control variate
+  kControl,       // vectors that a client sent besides the update, such as the change of a control variate
   kUpdates,       // the number of updates in a sum
-  kPadding,       // zeros that align the next part
-  kOffset,        // the answer's offset in the queue that it was read from
+  kPadding,       // zeros that align the next part in memory
+  kOffset,        // the answer's offset in the message queue from which the answer was read
   kEncodedRole,   // an encoded update, in place of kParameters
   kParticipants,  // the ids of the clients whose updates are in a sum
   kRoles
 };
 
-// Types of elements (docs/log-format.md lists all). The first three are those of Dtype (plan.h).
+// Codes of elements' types. The first three are those of Dtype (plan.h). docs/log-format.md lists all codes.
 enum Element : uint8_t { kInt64 = 3, kElements = 12 };
 size_t bytes_of(uint8_t element);
 
 struct Part {
   uint8_t role, dtype;
-  uint64_t count;  // the number of elements; of bytes for padding, an encoded update and clients' ids
+  uint64_t count;  // the number of elements; for padding, an encoded update and clients' ids: the number of bytes
   const uint8_t* data = nullptr;
   size_t nbytes() const {
     return role == kPadding || role == kEncodedRole || role == kParticipants ? count : count * bytes_of(dtype);
@@ -62,16 +62,16 @@ struct Part {
 // (static_assert below). Fields of 8 bytes come first, so that these fields are aligned.
 #pragma pack(push, 1)
 struct RecordFields {
-  int64_t version = -1;      // the version sent or answered; -1: none; of kIncarnation: the incarnation's first version
-  uint64_t incarnation = 0;  // the incarnation of an answer's version; of kIncarnation: the new incarnation
-  int64_t task = 0;          // the task's id; 0: not known yet
+  int64_t version = -1;      // the task's version; -1: none; kIncarnation, kExpire: as described at OperationKind
+  uint64_t incarnation = 0;  // kAnswer: the incarnation of the answered version; kIncarnation: the new incarnation
+  int64_t task = 0;          // kDispatch, kHandOn: the task's id; 0: the engine chooses the id
   double rate = 0.0;         // the new learning rate
-  double share = 1.0;        // an update's weight in a mean; of a sum: the total weight of its updates
-  // The following fields are the outcome of an answer, or of a round's end.
+  double share = 1.0;        // an update's weight in a mean; for a sum of updates: the sum of their weights
+  // The following fields are the outcome of an answer, or of a round's end. `step_size` is NaN if no step was made.
   int64_t version_after = 0;
-  double step_size = 0.0;  // NaN: no step
+  double step_size = 0.0;
   double weight = 0.0, norm = 0.0;
-  uint8_t known = 1;  // 0: the outcome was on a device and is not recorded
+  uint8_t known = 1;  // 0: the outcome was known only on a device, and the outcome's other fields are zeros
   uint8_t applied = 0;
 };
 #pragma pack(pop)
@@ -85,7 +85,7 @@ struct UploadFile {  // the file into which an update was streamed
 struct Operation : RecordFields {
   OperationKind kind = kDispatch;
   ClientId client;
-  bool again = false;  // whether the answer is executed for a new task, so that its outcome may differ
+  bool again = false;  // whether an answer is executed for another task, so that its outcome may differ
   std::vector<Part> parts;
   std::optional<UploadFile> streamed;
 };
@@ -94,7 +94,7 @@ template <typename Value>
 struct Field {
   static constexpr size_t kBytes = sizeof(Value);
   static constexpr char kType = std::is_floating_point_v<Value> ? 'f' : std::is_signed_v<Value> ? 'i' : 'u';
-  const char* name;  // as in docs/log-format.md
+  const char* name;  // the field's name in docs/log-format.md
   Value RecordFields::* value;
   uint32_t kinds;  // bit k is set if records of kind k have the field
 };
@@ -103,8 +103,9 @@ constexpr Field<Value> field(const char* name, Value RecordFields::* value, Kind
   return {name, value, (... | (1u << kinds))};
 }
 
-// All fixed fields, in the order of their bytes. In a record, these fields lie behind the client, if there is a client.
-// This list is used to write, read and describe records. A change of the list changes the format.
+// All fixed fields, in the order of their bytes, with the kinds of records that have the field. In a record, these
+// fields lie behind the client's id, if there is one. Records are written, read and described with this list. A change
+// of the list changes the format.
 constexpr auto kRecordFields = std::make_tuple(                                  //
     field("version", &RecordFields::version, kIncarnation, kExpire),             //
     field("task", &RecordFields::task, kDispatch, kHandOn),                      //
@@ -118,7 +119,7 @@ constexpr auto kRecordFields = std::make_tuple(                                 
     field("weight", &RecordFields::weight, kAnswer),                             //
     field("norm", &RecordFields::norm, kAnswer));
 
-// Calls `act` for each field of a kind's records.
+// Calls `act` for each fixed field that records of this kind have.
 template <typename Act>
 constexpr void each_field(uint8_t kind, Act act) {
   std::apply([&](auto... field) { ((field.kinds >> kind & 1u ? act(field) : void()), ...); }, kRecordFields);
@@ -127,11 +128,11 @@ constexpr void each_field(uint8_t kind, Act act) {
 static_assert(std::apply([](auto... field) { return (field.kBytes + ...); }, kRecordFields) == sizeof(RecordFields),
               "a member of RecordFields is not in kRecordFields, or is there twice");
 
-// Convert clients' ids to the bytes of a part, and back. `clients_in` throws Refusal, kDamaged.
+// `bytes_of` returns clients' ids as a part's bytes. `clients_in` returns the ids, or throws Refusal, kDamaged.
 std::vector<uint8_t> bytes_of(const std::vector<ClientId>& clients);
 std::vector<ClientId> clients_in(const Part& part);
 
-// Reads a record's body. The parts of the returned operation point into the body. Throws Refusal, kDamaged.
+// Reads a record's body. The operation's parts point into the body. Throws Refusal, kDamaged, if the body is invalid.
 Operation read(uint8_t kind, const uint8_t* body, size_t length);
 
 // Makes the record of an operation without parts.

@@ -10,7 +10,7 @@ namespace fastagg::log {
 namespace {
 
 constexpr char kSegmentMagic[] = "FASTAGGJ", kRecordMagic[] = "FAGR";
-constexpr size_t kHashed = 12, kHashedOfRecord = 8;  // the first byte that the CRC of a block covers, or of a record
+constexpr size_t kHashed = 12, kHashedOfRecord = 8;  // the first byte that the CRC covers, in a block and in a record
 
 uint32_t crc_of(const void* data, size_t size) {
   return cpu::crc32c(static_cast<const uint8_t*>(data), static_cast<int64_t>(size), 0, false);
@@ -30,7 +30,7 @@ std::optional<Record> record_in(const Bytes& bytes, size_t at) {
   return Record{head, bytes.data + at + kRecordHead, 0, at, end + gap_of(end), bytes.owner};
 }
 
-// Calls `act` with each valid record from byte `at` on, until `act` returns true. Returns whether `act` returned true.
+// Calls `act` with each valid record from byte `at` on, until `act` returns true. Returns whether a call returned true.
 template <typename Act>
 bool any_record(const Bytes& bytes, size_t at, Act act) {
   for (at = (at + 7) / 8 * 8; at + kRecordHead <= bytes.size; at += 8) {
@@ -91,7 +91,7 @@ Reader::Reader(const std::vector<File>& files, Load load, const ExpectedEnd& aft
   if (!segments_.empty()) seek();
 }
 
-// Checks the files' heads. Then goes to the last segment that begins before the wanted record, or to the first segment.
+// Checks the files' heads. Then goes to the last segment that begins before the wanted record, else to the first one.
 void Reader::take_files(const std::vector<File>& files) {
   std::vector<std::pair<size_t, std::string>> bad;
   for (size_t i = 0; i < files.size(); ++i) {
@@ -118,7 +118,7 @@ void Reader::take_files(const std::vector<File>& files) {
   }
   size_t first = 0;
   while (first + 1 < segments_.size() && segments_[first + 1].head.first < wanted_) ++first;
-  // Files before that segment may be damaged, because no record in them is needed.
+  // Files before segment `first` may be damaged, because no record in these files is needed.
   for (const auto& [i, wrong] : bad)
     if (segments_.empty() || files[i].number > segments_[first].number || segments_[first].head.first > wanted_)
       damaged(files[i].name + ", byte 0: " + wrong);
@@ -193,11 +193,12 @@ void Reader::follow(const BlockHead& mark) {
   passed_ += kBlock;
 }
 
-// Goes to the first wanted record, which may be in the middle of a segment. Checks the digest of all earlier records.
+// Goes to the first wanted record, which may be in the middle of a segment. Compares the digest of all earlier records
+// with the checkpoint's, unless an earlier record is damaged.
 void Reader::seek() {
   const uint64_t wanted = wanted_;
   wanted_ = here().head.first, digest_ = here().head.digest;
-  bool reached = wanted_ == wanted, known = true;  // known: whether `digest_` covers all records so far
+  bool reached = wanted_ == wanted, known = true;  // known: whether `digest_` covers all records before `wanted_`
   const Bytes& bytes = held();
   for (size_t at = kBlock; at < bytes.size && !reached; at += kBlock)
     if (const auto head = own_head(bytes, here(), at); head && head->first <= wanted && head->next == 0) {
@@ -214,7 +215,7 @@ void Reader::seek() {
         at_ = record.begin;
         return true;
       }
-      known = known && sequence == wanted_;  // otherwise an earlier record is damaged, which is not needed
+      known = known && sequence == wanted_;  // else an earlier record is damaged, which recovery does not need
       digest_ = chained(digest_, record.body - kRecordHead);
       wanted_ = sequence + 1, at_ = record.end;
       return reached;
@@ -258,10 +259,10 @@ std::optional<Record> Reader::next() {
   return std::nullopt;
 }
 
-// Called when the wanted record was not found. Throws if later records or heads prove that the wanted record was on the
-// disk, or if the log ends before record `after_.end`.
+// Must be called if the wanted record was not found. Throws Refusal if later records or heads prove that the wanted
+// record was on the disk, or if the log ends before record `after_.end`.
 void Reader::check_end() {
-  std::vector<uint64_t> uses;  // the `use` of each head before the end; such records may also lie behind the end
+  std::vector<uint64_t> uses;  // the `use` of each head before the end
   for (size_t at = 0; at < at_; at += kBlock)
     if (const auto head = own_head(held(), here(), at)) uses.push_back(head->use);
   bool bad = false;
@@ -288,7 +289,7 @@ void Reader::check_end() {
 }
 
 // Returns true if the bytes at the end look like the next record, or like a head before that record. At most one of the
-// compared fields may differ. Older records and heads in a reused file have other numbers.
+// compared fields may differ. Old records and heads in a reused file differ in more fields.
 bool Reader::is_torn() {
   if (segments_.empty()) return false;
   const Bytes& bytes = held();

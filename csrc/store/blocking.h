@@ -1,5 +1,5 @@
-// The scope of every wait for another thread, a disk or a device. Python's hooks (bindings/host.cpp) let other Python
-// threads run during a wait, and handle signals. Without installed hooks the scope does nothing.
+// BlockingWait is the scope of a wait for another thread, a disk or a device. During the wait, Python's hooks
+// (bindings/host.cpp) let other Python threads run, and handle signals. Without hooks, BlockingWait does nothing.
 #pragma once
 
 namespace fastagg::store {
@@ -9,7 +9,7 @@ class BlockingWait {
   struct Host {
     void* (*begin)();             // called when a wait begins; returns the state for `end`
     void (*end)(void*);           // called when the wait is over
-    void* (*interrupted)(void*);  // called by `check`; may throw, as for Ctrl-C; returns the new state for `end`
+    void* (*interrupted)(void*);  // called by `check`; may throw, as after Ctrl-C; returns the new state for `end`
   };
   static void install(const Host& host) { installed() = host; }
 
@@ -20,7 +20,7 @@ class BlockingWait {
     if (installed().end != nullptr) installed().end(state_);
   }
 
-  // Must be called now and then during a long wait. May throw. The caller must not hold a mutex of the waiting object.
+  // Handles signals. May throw. A long wait must call `check` repeatedly, without the mutex of its condition variable.
   void check() {
     if (installed().interrupted == nullptr) return;
     void* const before = state_;

@@ -18,7 +18,7 @@
 namespace fastagg::store {
 namespace {
 
-constexpr size_t kWorthKeeping = size_t{1} << 16;  // in bytes; the C library itself reuses smaller blocks fast
+constexpr size_t kWorthKeeping = size_t{1} << 16;  // in bytes; smaller blocks are reused by the C library itself
 constexpr int kKeptPerSize = 2;                    // the most blocks of one size that are kept for reuse
 constexpr size_t kAlignment = 64;
 
@@ -28,19 +28,19 @@ struct KeptBlock {
   uint64_t since = 0;
 };
 
-// Blocks kept for reuse. Their number is limited, so blocks of a size that is no longer used do not stay for ever.
+// Blocks kept for reuse. When the array is full, the block that was given back first makes room for a new block.
 struct FreeBlocks {
   std::mutex mutex;
   std::array<KeptBlock, 32> kept;
   uint64_t time = 0;
 };
 
-// Returns the free blocks of this process. They are never destroyed, because a vector may outlive all other objects.
+// Returns this process's only FreeBlocks. It is never destroyed, because a vector may outlive all other objects.
 FreeBlocks& free_blocks() {
   static FreeBlocks* const held = [] {
     auto* made = new FreeBlocks;
 #if defined(__unix__) || defined(__APPLE__)
-    // A fork takes the mutex first. Otherwise a thread that the child does not have could hold the mutex for ever.
+    // The mutex is locked during a fork. Otherwise a thread that the child does not have could hold the child's mutex.
     pthread_atfork([] { free_blocks().mutex.lock(); }, [] { free_blocks().mutex.unlock(); },
                    [] { free_blocks().mutex.unlock(); });
 #endif
@@ -51,7 +51,7 @@ FreeBlocks& free_blocks() {
 
 std::atomic<int64_t> failing{-1};
 
-constexpr size_t kReserve = size_t{1} << 20;  // so large that `free` gives the memory back to the operating system
+constexpr size_t kReserve = size_t{1} << 20;  // in bytes; `free` gives so large a block back to the operating system
 std::atomic<void*> reserve{nullptr};
 std::new_handler other = nullptr;  // the new-handler that was installed before `use_reserve`
 
@@ -68,7 +68,7 @@ void* from_system(size_t nbytes) {
     return block;
   }
   const size_t length = mapped(nbytes) + kHugePage;
-  // Private, because memory shared with forked children gets no huge pages.
+  // MAP_PRIVATE, because memory that is shared with forked children usually gets no huge pages.
   void* all = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (all == MAP_FAILED) throw std::bad_alloc();
   char* begin = static_cast<char*>(all);
@@ -100,7 +100,7 @@ void* take(size_t nbytes) {
   FreeBlocks& held = free_blocks();
   {
     const std::lock_guard<std::mutex> lock(held.mutex);
-    KeptBlock* last = nullptr;  // the block that was given back last, because it may be in the CPU's caches
+    KeptBlock* last = nullptr;  // the block of this size that was given back last: it may still be in the CPU's caches
     for (KeptBlock& kept : held.kept)
       if (kept.block != nullptr && kept.nbytes == nbytes && (last == nullptr || kept.since > last->since)) last = &kept;
     if (last != nullptr) return std::exchange(*last, {}).block;
@@ -130,12 +130,12 @@ void trim() noexcept {
 }
 
 std::shared_ptr<void> Shelf::take(size_t nbytes) {
-  Block block, small;  // `small`: a block that is too small and is freed first
+  Block block, small;  // `small`: a free block that is too small; its memory is freed before the new block is allocated
   {
     const std::lock_guard<std::mutex> lock(free_blocks().mutex);
     const auto fits = [=](const Block& spare) { return spare.get_deleter().nbytes >= nbytes; };
     const auto last =
-        std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // given back last, so that it may be in the CPU's caches
+        std::find_if(blocks_.rbegin(), blocks_.rend(), fits);  // given back last: it may still be in the CPU's caches
     if (last != blocks_.rend()) {
       block = std::move(*last);
       blocks_.erase(std::next(last).base());

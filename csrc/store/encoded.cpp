@@ -18,7 +18,6 @@ constexpr int64_t kLargest = int64_t{1} << 40;  // the most elements of an updat
 
 int64_t width_of(const char* type) { return type[1] - '0'; }
 
-// Checks the header. Throws Refusal.
 void check_head(const WireHead& head) {
   if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0) refuse("it does not begin with FAEU");
   if (head.version != kWireVersion) refuse("version " + std::to_string(head.version) + ", expected 1");
@@ -47,8 +46,8 @@ std::vector<Encoded::Array> arrays_of(const WireHead& head, int64_t* nbytes) {
   return arrays;
 }
 
-// Returns the first index below `count` for which `is_fit` is false, or `count`. Runs of 1,024 indices are checked
-// without a branch, so that the compiler can use vector instructions.
+// Returns the first index below `count` for which `is_fit` is false. Returns `count` if there is no such index. Runs of
+// 1,024 indices are checked without a branch, so that the compiler can use vector instructions.
 template <typename Fit>
 int64_t first_unfit(int64_t count, Fit is_fit) {
   constexpr int64_t kRun = 1024;
@@ -105,7 +104,7 @@ std::shared_ptr<Encoded> Encoded::read(const void* from, int64_t count_of_bytes,
     bytes.add(from, expected, kFloat32);
     cpu::copy(bytes, 0, expected, 1, memory.get());
     std::memcpy(memory.get(), &head,
-                sizeof head);  // the header that was checked, because the sender may have changed the bytes since
+                sizeof head);  // the checked header: the sender may have changed its own bytes since the check
     made->take(head, std::move(memory));
   }
   made->check();
@@ -122,7 +121,7 @@ std::shared_ptr<Encoded> Encoded::make(int format, int values, int64_t size, int
   made->take(head, new_memory(nbytes));
   std::memcpy(made->data(), &head, sizeof head);
   const std::vector<Array> all = made->arrays();
-  for (size_t i = 0; i < all.size(); ++i) {  // writes zeros between the arrays, where the caller writes nothing
+  for (size_t i = 0; i < all.size(); ++i) {  // writes zeros between the arrays, because the caller writes only arrays
     const int64_t end = i + 1 < all.size() ? all[i + 1].begin : nbytes;
     const int64_t begin = std::max(all[i].begin, end - 4 * kScaleBlock);
     std::memset(made->data() + begin, 0, static_cast<size_t>(end - begin));
@@ -130,7 +129,6 @@ std::shared_ptr<Encoded> Encoded::make(int format, int values, int64_t size, int
   return made;
 }
 
-// Checks the values in the arrays. Throws Refusal.
 void Encoded::check() const {
   for (const Array& array : arrays()) {
     if (array.part != kScales) continue;
@@ -151,7 +149,7 @@ void Encoded::check() const {
     if (ends[k] <= last || ends[k] > size) refuse("arrays whose ends do not rise to its size");
   if (ends != nullptr && last != size) refuse("arrays that end before its size");
   if (wire_facts(format).row < 0 || padded(size) == size) return;
-  // A format of rows has zeros behind the last element, up to a whole scale block.
+  // A format that is also a format of stored rows must have zeros behind the last element, up to a whole scale block.
   const int64_t begin = size / kScaleBlock * kScaleBlock;
   float last_ones[kScaleBlock];
   cpu::decode(*this, begin, last_ones, kScaleBlock);

@@ -1,4 +1,5 @@
-// An encoded update in host memory. After `read` or `check`, the bytes are valid, and nobody may write to them.
+// An encoded update in host memory (docs/encoding.md). After `read` or `check`, the bytes are valid, and nobody may
+// write to them.
 #pragma once
 
 #include <atomic>
@@ -14,22 +15,23 @@ namespace fastagg::store {
 class Encoded : public Wire, public std::enable_shared_from_this<Encoded> {
  public:
   // Reads an encoded update. If `owner` is not null, the bytes must never change, and are read in place if their
-  // address is a multiple of 8. Otherwise copies the bytes. Throws Refusal, kEncoding, before any larger allocation.
+  // address is a multiple of 8. Otherwise copies the bytes. Throws Refusal, kEncoding, if the update is invalid. Checks
+  // the header and the length before it allocates memory for the copy.
   static std::shared_ptr<Encoded> read(const void* bytes, int64_t nbytes, Owner owner = nullptr);
-  // Allocates an encoded update. The caller writes the arrays, then calls `check`. `format` and `values` are indices in
-  // WireFormats and ValueCodecs. `count` is as in WireHead.
+  // Allocates an encoded update of `size` elements. The caller writes the arrays, then calls `check`. `format` and
+  // `values` are indices in WireFormats and ValueCodecs. `count` is as in WireHead (math/wire.h).
   static std::shared_ptr<Encoded> make(int format, int values, int64_t size, int64_t count);
-  void check() const;  // Throws Refusal, kEncoding, if an array has an invalid value.
+  void check() const;  // Checks the arrays. Throws Refusal, kEncoding, if a value is invalid.
 
-  // An array behind the header. docs/encoding.md has the table of arrays. `type` is NumPy's name of the elements' type.
+  // An array behind the header. docs/encoding.md has a table of the arrays. `type`: NumPy's name of the elements' type.
   struct Array {
     WirePart part;
     const char* type;
-    int64_t count, begin;  // the number of elements, and the offset of the first byte
+    int64_t count, begin;  // the number of elements, and the offset in bytes from the start of the header
   };
   std::vector<Array> arrays() const;
   // Returns the arrays that a header (the first 64 bytes) describes. Sets `nbytes` to the length of the encoded update.
-  // Throws Refusal, kEncoding.
+  // Throws Refusal, kEncoding, if the header is invalid.
   static std::vector<Array> layout(const void* head, int64_t* nbytes);
   Update update() const;
   double squares() const;  // the sum of the elements' squares, computed by the first call
@@ -52,7 +54,8 @@ inline const Wire* wire_in(const Update& update) {
   if (whole.dtype == kDeviceEncoded) return static_cast<const DeviceWire*>(whole.data);
   return whole.dtype == kEncoded ? static_cast<const Wire*>(whole.data) : nullptr;
 }
-// Returns the encoded update that `update` consists of. The result keeps the memory alive.
+// Returns the encoded update of which `update` consists (is_encoded). The result keeps the encoded update's memory
+// alive.
 std::shared_ptr<const Encoded> encoded_in(const Update& update);
 
 }  // namespace fastagg::store

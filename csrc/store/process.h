@@ -1,5 +1,5 @@
-// Tells a forked child from its parent: `process` returns a number that differs between the two, and is faster than
-// getpid. Also replaces files that forked children must not have.
+// Distinguishes a forked child from its parent. `process` returns a number that differs between the two. The call is
+// faster than getpid. This file also replaces files that forked children must not have.
 #pragma once
 
 #include <array>
@@ -13,11 +13,11 @@
 
 namespace fastagg::store {
 
-inline std::atomic<int> forks{0};                           // the number of forks that led to this process
-inline std::array<std::atomic<int>, 1024> parents_files{};  // descriptors plus 1; 0: an empty entry
+inline std::atomic<int> forks{0};                           // the number of counted forks that led to this process
+inline std::array<std::atomic<int>, 1024> parents_files{};  // each entry: a descriptor plus 1; 0: the entry is empty
 
 #if defined(__unix__) || defined(__APPLE__)
-// Runs in every forked child. Replaces the files of `parents_files` by /dev/null.
+// Runs in every forked child. Replaces the files of `parents_files` by /dev/null. If that fails, closes the file.
 inline void begin_child() {
   ++forks;
   for (std::atomic<int>& place : parents_files) {
@@ -38,7 +38,7 @@ inline int process() {
   return forks.load(std::memory_order_relaxed);
 }
 
-// Gives forked children /dev/null in place of this file, until `share` is called. Meant for a locked file, because a
+// Gives forked children /dev/null in place of this file, until `share` is called. Meant for locked files, because a
 // child would share the lock and may live longer than the parent. Returns false if there are too many such files.
 inline bool keep_from_children(int file) {
   process();

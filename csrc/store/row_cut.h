@@ -1,5 +1,5 @@
-// The rows of a client cache at one moment, for a checkpoint that is written while the cache is in use. A row is copied
-// before it changes, unless the checkpoint has the row already.
+// A RowCut gives a checkpoint the stored rows of clients (plan.h) as they were at one moment, although the rows stay in
+// use. A row is copied before it changes, unless the checkpoint has the row already.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,26 @@ namespace fastagg::store {
 
 class RowCut {
  public:
-  // `slots`: the slots of the rows, in the order of the rows in the checkpoint. `owner` keeps the rows' memory alive.
+  // `slots`: the slots of the rows, in the rows' order in the checkpoint. `owner` keeps the memory of `rows` alive.
   RowCut(const Rows& rows, const std::vector<int64_t>& slots, std::shared_ptr<Memory> memory, Owner owner)
       : count(static_cast<int64_t>(slots.size())), rows_(rows), memory_(std::move(memory)), owner_(std::move(owner)) {
     for (const int64_t slot : slots) left_.emplace(slot, static_cast<int64_t>(left_.size()));
   }
-  const int64_t count;  // number of rows
+  const int64_t count;  // the number of rows in the checkpoint
 
   // A row for the checkpoint. `place` is the row's index in the checkpoint.
   struct CutRow {
     int64_t place;
     std::vector<char> data, scales;
   };
-  // Must be called before a slot's row changes. Callers of `before` and of `next` hold the server's lock.
+  // Must be called before the row in `slot` changes. The callers of `before` and of `next` hold the server's lock.
   void before(int64_t slot) {
     const auto entry = left_.find(slot);
     if (entry == left_.end()) return;
     saved_.push_back(copy_of(*entry));
     left_.erase(entry);
   }
-  // Returns a row that was not returned before, or nullopt if there is none. The order of the rows is not defined.
+  // Returns a row that was not returned before, or nullopt if there is no such row. The order of rows is not defined.
   std::optional<CutRow> next() {
     if (saved_.empty() && left_.empty()) return std::nullopt;
     if (saved_.empty()) before(left_.begin()->first);
@@ -57,7 +57,7 @@ class RowCut {
   const Rows rows_;
   const std::shared_ptr<Memory> memory_;
   const Owner owner_;
-  std::unordered_map<int64_t, int64_t> left_;  // slot -> index in the checkpoint, of rows not copied yet
+  std::unordered_map<int64_t, int64_t> left_;  // slot -> index in the checkpoint, for rows that are not copied yet
   std::vector<CutRow> saved_;                  // copies that `next` has not returned yet
 };
 

@@ -1,4 +1,4 @@
-// Syncs a file with the call of the operating system.
+// Waits until a file's data is on the disk, with the call of the operating system that guarantees this.
 #pragma once
 
 #include <fcntl.h>
@@ -8,8 +8,8 @@
 
 namespace fastagg::store {
 
-// Waits until a file's data is on the disk. Returns the result of the system's call. On macOS, fsync leaves the data in
-// the disk's own cache. F_FULLFSYNC also writes out this cache, but some file systems refuse F_FULLFSYNC.
+// Returns the result of the system's call: negative after an error, which is in `errno`. On macOS, fsync leaves the
+// data in the disk's own cache. F_FULLFSYNC also writes out this cache, but some file systems refuse F_FULLFSYNC.
 inline int sync_data(int file) {
 #if defined(__linux__)
   return fdatasync(file);

@@ -1,5 +1,5 @@
-// A server's vector (the address of its elements, and an owner of their memory), and the allocation of vectors. Every
-// copy of a Vector keeps the memory alive, and may be released on any thread.
+// A Vector is the address of a vector's elements and an owner of their memory. Every copy of a Vector keeps the memory
+// alive, and may be destroyed on any thread. This file also allocates vectors.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ inline bool is_block(const Owner& owner) { return std::get_deleter<BlockReturn>(
 struct Vector {
   Owner owner;
   float* data = nullptr;
-  Dtype dtype = kFloat32;  // kBFloat16 only for a model; `halves` then has its elements
+  Dtype dtype = kFloat32;  // kBFloat16 only for a model; its elements are then at `halves()`
 
   explicit operator bool() const { return data != nullptr; }
   uint16_t* halves() const { return static_cast<uint16_t*>(static_cast<void*>(data)); }
@@ -32,8 +32,8 @@ inline Update update_of(const Vector& vector, int64_t size) {
   return whole;
 }
 
-// Returns `nbytes` of uninitialised host memory. If `keep` is true, the memory may be kept for reuse when its last
-// owner is gone. Throws std::bad_alloc.
+// Returns `nbytes` of uninitialised host memory. If `keep` is false, the memory is freed when its last owner is gone,
+// and not kept for reuse. Throws std::bad_alloc.
 inline Owner new_memory(int64_t nbytes, bool keep = true) {
   const auto size = static_cast<size_t>(nbytes);
   return Owner(take(size), BlockReturn{size, keep});
@@ -47,7 +47,7 @@ inline Vector new_bytes(int64_t nbytes) {
 inline Vector new_vector(int64_t count) { return new_bytes(count * static_cast<int64_t>(sizeof(float))); }
 
 // Allocates and copies a server's vectors, in host memory or on a device. Every method may throw std::bad_alloc or a
-// device's error. The parameters `host` are addresses in host memory. All other addresses are in this memory.
+// device's error. The parameters `host` are addresses in host memory. All other addresses are in this Memory.
 class Memory {
  public:
   virtual ~Memory() = default;

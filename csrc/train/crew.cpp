@@ -11,7 +11,7 @@ namespace fastagg::train {
 Crew::Crew(int64_t threads) : process_(getpid()) {
   try {
     for (int64_t i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
-  } catch (const std::exception&) {  // the system allows no more threads, so callers train some clients themselves
+  } catch (const std::exception&) {  // the system allows no more threads; `finish` trains on the calling thread
   }
 }
 

@@ -1,5 +1,5 @@
-// Threads that train clients before their updates are needed. When an update is needed and no thread has begun the
-// client's task, the caller trains the client itself.
+// A Crew is a group of threads that train the simulator's clients before the clients' updates are needed. If no thread
+// has begun a client's task when the update is needed, the caller of `finish` trains the client itself.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,8 @@
 
 namespace fastagg::train {
 
-// One client's training. The memory in `call` must live until `Crew::finish` or `Crew::drop` has returned.
+// One client's training. After `Crew::add`, the task and all memory to which `call` points must live until
+// `Crew::finish` or `Crew::drop` has returned.
 struct CrewTask {
   LayerTable* table;
   TrainCall call;
@@ -25,16 +26,17 @@ struct CrewTask {
 
 class Crew {
  public:
-  // Makes a crew. A forked child process has none of the crew's threads, so it neither uses nor destroys the crew.
+  // Makes a crew of `threads` threads, or fewer if the system allows no more. A forked child process has none of these
+  // threads. There `finish` throws Refusal, and the crew is never destroyed.
   static std::shared_ptr<Crew> make(int64_t threads);
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
   ~Crew();
 
   void add(CrewTask& task);
-  // Waits until the task is done. Throws the exception of its training.
+  // Waits until the task is done, or runs the task if no thread has begun it. Throws the exception of the training.
   void finish(CrewTask& task);
-  // Cancels a task, or waits until a thread that has begun the task is done.
+  // Cancels a task. If a thread has begun the task, waits until the task is done.
   void drop(CrewTask& task);
 
  private:
@@ -43,7 +45,7 @@ class Crew {
   void work();
   // Must be called with the lock. Runs the task without the lock, and takes the lock again.
   void run(CrewTask& task, std::unique_lock<std::mutex>& lock);
-  bool take(CrewTask& task);  // removes the task from `waiting_`; returns false if the task is not there
+  bool take(CrewTask& task);  // removes the task from `waiting_`; returns false if `waiting_` does not have the task
 
   const int64_t process_;
   std::mutex mutex_;

@@ -1,5 +1,5 @@
-// Draws the random numbers and permutations that NumPy would draw from the same seed. This is faster, because creating
-// NumPy's generator takes longer than the draws.
+// Draws the random numbers and permutations that NumPy would draw from the same seed. This code is faster than NumPy,
+// because creating NumPy's generator takes longer than the draws.
 #pragma once
 
 #include <stdint.h>
@@ -12,7 +12,7 @@ __extension__ typedef unsigned __int128 Wide;
 constexpr Wide wide(uint64_t high, uint64_t low) { return (Wide{high} << 64) | low; }
 constexpr Wide kMultiplier = wide(0x2360ED051FC65DA4u, 0x4385DF649FCCF645u);
 
-// A numpy.random.Generator with PCG64 (O'Neill 2014, XSL-RR). `words`: the four words that NumPy derives from the seed.
+// Draws like a numpy.random.Generator with PCG64 (O'Neill 2014, XSL-RR). `words`: 4 words that NumPy makes of the seed.
 class Pcg64 {
  public:
   explicit Pcg64(const uint64_t words[4])
@@ -37,7 +37,7 @@ class Pcg64 {
     }
   }
 
-  // Draws a number in 0..limit, as Generator.permutation does.
+  // Draws a number in 0..limit, as NumPy's Generator.permutation does.
   uint32_t upto(uint32_t limit) {
     uint32_t mask = limit;
     for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;

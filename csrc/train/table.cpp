@@ -16,8 +16,8 @@
 namespace fastagg::train {
 namespace {
 
-constexpr int64_t kInCache = 1 << 19;  // the most bytes of the images of a block, which should fit into a cache
-constexpr int64_t kLongEnough = 64;    // a product of at least this many rows loses little time to an incomplete tile
+constexpr int64_t kInCache = 1 << 19;  // a block's images have at most this many bytes, unless one sample has more
+constexpr int64_t kLongEnough = 64;    // with at least so many rows, a product loses little time to an incomplete tile
 
 void need(bool holds, const std::string& what) {
   if (!holds) throw Refusal(Why::kSetting, "train: " + what);
@@ -25,13 +25,13 @@ void need(bool holds, const std::string& what) {
 
 int64_t whole_groups(int64_t channels) { return (channels + kChannels - 1) / kChannels * kChannels; }
 
-// One side (height or width) of a convolution, for the gradient of its input. Phases are as in net.h. For each tap that
-// reaches a phase, pixel i of the phase gets a part of its gradient from output pixel i + reach.
+// One side (height or width) of a convolution, for the gradient of its input. Phases and taps are as in net.h. From
+// each tap that reaches a phase, pixel i of the phase gets the gradient of output pixel i + reach times a weight.
 struct Side {
   int64_t size, out, kernel, stride, padding;
 
   bool whole() const { return out == 1 && padding == 0 && kernel == size; }
-  // If the kernel covers the whole side, each pixel is a phase of its own, which one tap reaches.
+  // If the kernel covers the whole side, each pixel is a phase of its own, and only one tap reaches the phase.
   int64_t phases() const { return whole() ? size : stride; }
   int64_t pixels(int64_t phase) const { return whole() ? 1 : (size - phase + stride - 1) / stride; }
   int64_t pixel(int64_t phase, int64_t i) const { return whole() ? phase : phase + i * stride; }
@@ -89,7 +89,7 @@ class LayerTable::Builder {
             description.stride[which], description.padding[which]};
   }
 
-  // Whether height or width of the output may differ from the input's.
+  // Whether the output's height or width may differ from the input's.
   static bool reshapes(const Description& description) {
     return description.kind == "convolution" || description.kind == "max_pool" || description.kind == "mean_pool" ||
            description.kind == "flatten";
@@ -122,8 +122,8 @@ class LayerTable::Builder {
     return image(description.kind == "convolution" ? description.channels : in.channels, out[0], out[1]);
   }
 
-  // Makes each image's border as wide as any layer needs. A layer that computes each output pixel from the same input
-  // pixel needs equal borders.
+  // Makes each image's border as wide as any layer needs. A layer that keeps height and width needs equal borders of
+  // its input and its output.
   void share_borders() {
     for (size_t i = 0; i < descriptions_.size(); ++i) {
       if (descriptions_[i].kind != "convolution") continue;
@@ -150,8 +150,8 @@ class LayerTable::Builder {
   void place_pixels() {
     for (Image& each : images_) {
       each.padded = whole_groups(each.channels);
-      // A convolution reads single elements of its input. So if only convolutions read the first image, its channels
-      // need no padding.
+      // A convolution reads single elements of its input. So if only convolutions read the network's input, the input
+      // needs no padding channels.
       if (&each == &images_.front() &&
           std::all_of(descriptions_.begin(), descriptions_.end(), [](const Description& description) {
             return (description.in != 0 || description.kind == "convolution") && description.other != 0;
@@ -172,7 +172,7 @@ class LayerTable::Builder {
 
   void place(int64_t flat, int64_t packed) { to_.places_[static_cast<size_t>(flat)] = static_cast<int32_t>(packed); }
 
-  // Packs a vector with an element for each channel. Returns the vector's place.
+  // Packs a vector with an element for each channel. Returns the vector's place among the packed parameters.
   int64_t pack_channels(int64_t flat, const Image& image) {
     need(flat >= 0 && flat + image.channels <= to_.parameters_, "parameters outside the model");
     const int64_t first = pack(whole_groups(image.channels));
@@ -199,7 +199,7 @@ class LayerTable::Builder {
   }
 
   void add_layers() {
-    zero_ = pack(kChannels);  // no parameter is placed here, so these floats stay zero
+    zero_ = pack(kChannels);  // no parameter has these places, so these floats stay zero
     static const std::map<std::string, LayerKind> kinds{
         {"convolution", kConvolution}, {"batch_norm", kNormalise}, {"group_norm", kGroupNorm}, {"sum", kSum},
         {"max_pool", kMaxPool},        {"mean_pool", kMeanPool},   {"flatten", kFlatten}};
@@ -246,7 +246,7 @@ class LayerTable::Builder {
     to_.layers_.push_back(last);
   }
 
-  // Marks images that need gradients, and layers that add to a gradient because another layer writes it first.
+  // Marks images that need gradients, and layers that add to a gradient because another layer writes to it first.
   void mark_parts() {
     learns_.assign(images_.size(), false);
     readers_.assign(images_.size(), 0);
@@ -267,7 +267,7 @@ class LayerTable::Builder {
       each->other_adds = has_slope[static_cast<size_t>(each->other)];
       has_slope[static_cast<size_t>(each->other)] = true;
     }
-    for (Layer& each : to_.layers_)  // both layers of BatchNorm have the output of the second
+    for (Layer& each : to_.layers_)  // kMoments gets the output of the BatchNorm's kNormalise
       if (each.kind == kMoments) each.out = (&each + 1)->out;
   }
 
@@ -289,7 +289,7 @@ class LayerTable::Builder {
     for (auto each = to_.layers_.rbegin(); each != to_.layers_.rend(); ++each) {
       Image& in = images_[static_cast<size_t>(each->in)];
       const Image& out = images_[static_cast<size_t>(each->out)];
-      // The gradient of a norm's input takes the memory of the output's gradient, if no other layer reads the input.
+      // If no other layer reads a norm's input, the input's gradient has the same memory as the output's gradient.
       if ((each->kind == kMoments || each->kind == kGroupNorm) && in.slopes >= 0 &&
           readers_[static_cast<size_t>(each->in)] == 1)
         in.slopes = out.slopes;
@@ -382,7 +382,8 @@ class LayerTable::Builder {
     return longest;
   }
 
-  // Lists the places of these taps' weights in groups of 16 inputs, each [taps, out, 16]. Returns the list's start.
+  // Appends the places of these taps' weights to `turning_`, in groups of 16 input channels, each [taps, out, 16].
+  // Returns the index of the first place.
   int64_t turn(const Layer& layer, const Image& in, const Image& out, const std::vector<int64_t>& taps) {
     const auto first = static_cast<int64_t>(to_.turning_.size());
     const int64_t depth = static_cast<int64_t>(taps.size()) * out.channels;

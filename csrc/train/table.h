@@ -1,4 +1,4 @@
-// Tables of layers (net.h), which are built from descriptions of the layers. The bindings make the descriptions.
+// A LayerTable is a table of layers (net.h), built from descriptions of the layers. The bindings make the descriptions.
 #pragma once
 
 #include <array>
@@ -16,11 +16,12 @@ struct Description {
   std::string kind;  // convolution, batch_norm, group_norm, sum, max_pool, mean_pool or flatten
   int64_t in = 0, other = -1;
   bool relu = false;
-  int64_t channels = 0;  // for a convolution: the channels of its output
+  int64_t channels = 0;  // the output channels of a convolution
   std::array<int64_t, 2> kernel{1, 1}, stride{1, 1}, padding{0, 0};
   int64_t groups = 1;
   float eps = 0.0f, momentum = 0.0f;
-  int64_t weight = -1, bias = -1, mean = -1, variance = -1;  // offsets in the flat parameters and the buffers; -1: none
+  // `weight`, `bias`: offsets in the flat parameters. `mean`, `variance`: offsets in the buffers. -1: none.
+  int64_t weight = -1, bias = -1, mean = -1, variance = -1;
 };
 
 struct ImageShape {
@@ -30,7 +31,8 @@ struct ImageShape {
 // A network, and the memory of its lists. Any number of threads may train with one table.
 class LayerTable {
  public:
-  // `batch`: the most samples in a batch. Throws Refusal (csrc/refusal.h) if the layers do not fit together.
+  // `batch`: the most samples in a batch. `parameters`, `buffers`: how many floats the model's flat parameters and its
+  // buffers have. Throws Refusal (csrc/refusal.h) if the layers do not fit together.
   LayerTable(ImageShape input, const std::vector<Description>& layers, int64_t batch, int64_t parameters,
              int64_t buffers);
   LayerTable(const LayerTable&) = delete;
@@ -39,9 +41,9 @@ class LayerTable {
 
   int64_t outputs() const { return images_.back().channels; }
   int64_t batch() const { return net_.batch; }
-  // Trains a client. The caller must have checked that lengths are 1..batch and that indices and labels are in range.
+  // Trains a client, or computes outputs. The caller must have checked that lengths, indices and labels are in range.
   void train(const TrainCall& call);
-  // Writes the network's outputs for `samples` inputs, one after the other. Norms use the running statistics.
+  // Writes the network's outputs for the `samples` samples of `x` to `outputs`. Norms use the running statistics.
   void evaluate(const float* start, float* buffers, const float* x, int64_t samples, float* outputs);
 
  private:

@@ -1,7 +1,7 @@
-// Trains one client with SGD, or computes a network's outputs, by the table of layers (net.h). cpu/kernels.inl includes
-// this file for each instruction set. Results are the same on all of them. The lanes of a vector are channels. A sum
-// over pixels and samples adds them in order, in parts that depend only on the table. Products are fused multiply-adds
-// (IEEE 754, one rounding).
+// Trains one client with SGD, or computes a network's outputs, with the table of layers (net.h). cpu/kernels.inl
+// includes this file for each instruction set. Results are the same for all instruction sets. The lanes of a vector are
+// channels. A sum over pixels and samples has a fixed order, which depends only on the table. Products are fused
+// multiply-adds (IEEE 754, one rounding).
 
 using train::Image;
 using train::kChannels;
@@ -10,9 +10,9 @@ using train::Net;
 using train::Phase;
 using train::TrainCall;
 
-constexpr int64_t kPart = 64;  // the pixels that one product of a weight's gradient reads, few enough for the L1 cache
+constexpr int64_t kPart = 64;  // the most pixels that one product for a gradient reads; few enough for the L1 cache
 
-FASTAGG_FN F splat(float value) { return value - F{}; }  // plus would turn -0 into 0
+FASTAGG_FN F splat(float value) { return value - F{}; }  // `value + F{}` would turn -0 into 0
 FASTAGG_FN F at(const float* from) { return vector_at<F>(from); }
 FASTAGG_FN F rectified(F value) { return Simd::larger(F{}, value); }  // NaN stays NaN
 FASTAGG_FN F rectified_slope(F slope, F value) { return (F)((U)slope & ~(U)(value <= F{})); }
@@ -22,7 +22,7 @@ struct Work {
   const TrainCall& call;
   float* memory;
   int64_t count;         // the number of samples in the batch
-  const int64_t* index;  // the indices of the samples in the client's data
+  const int64_t* index;  // the indices of the batch's samples in the client's data
 
   float* values(int32_t image) const { return memory + net.images[image].values; }
   float* slopes(int32_t image) const { return memory + net.images[image].slopes; }
@@ -30,15 +30,16 @@ struct Work {
   float* gradient(int64_t place) const { return memory + net.gradient + place; }
 };
 
-// A matrix product. For each row r, and each group of 16 columns of b: out[out_row[r]] = init + sum over j of a[row[r]
-// + column[j]] * b[line[j]]. `add`: whether this is added to `out`. `relu`: whether ReLU follows.
+// A matrix product. For each row r, and each group of 16 columns of b, computes init + sum over j of a[row[r] +
+// column[j]] * b[line[j]]. The result replaces out[out_row[r]], or is added to it if `add` is true. `relu`: whether
+// ReLU follows.
 struct Product {
   int64_t rows, depth, width;  // `width`: the used columns of b; other columns, up to the end of a group, are zeros
   const float* a;
   const int32_t *row, *column;
   const float* b;
   const int32_t* line;  // null: line[j] is 16*j
-  int64_t b_group;      // the distance from one group of columns of b to the next
+  int64_t b_group;  // in floats: the distance from one group of columns of b to the next; out_group: the same in out
   float* out;
   const int32_t* out_row;
   int64_t out_group;
@@ -46,13 +47,13 @@ struct Product {
   bool add, relu;
 };
 
-// Computes tiles of a product. A tile is `Rows` rows times `Groups` groups of columns. A group is `Vectors` vectors.
-// All sums of a tile fit in the registers.
+// Computes tiles of a product. A tile is `Rows` rows times `Groups` groups of columns. `Vectors` vectors are a group.
+// All sums of a tile fit in the CPU's registers.
 template <typename Vector, int64_t Vectors, int64_t Rows, int64_t Groups>
 struct Tile {
   static constexpr int64_t kLanes = sizeof(Vector) / sizeof(float), kWide = Groups * Vectors;
 
-  // Computes at most `Height` rows from row r on, of `Groups` groups. `Dense`: whether line[j] is 16*j.
+  // Computes `Height` rows from row r on, or fewer at the end, of `Groups` groups. `Dense`: whether line[j] is 16*j.
   template <int64_t Height, bool Dense>
   FASTAGG_FN void compute(const Product& p, int64_t group, int64_t r) {
     const int64_t rows = p.rows - r, b_group = p.b_group;
@@ -77,7 +78,7 @@ struct Tile {
       const int64_t number = *column;
       FASTAGG_UNROLL
       for (int64_t t = 0; t < Height; ++t) {
-        const Vector left = from[t][number] - Vector{};  // minus, because plus would turn -0 into 0
+        const Vector left = from[t][number] - Vector{};  // minus, because a plus would turn -0 into 0
         FASTAGG_UNROLL
         for (int64_t v = 0; v < kWide; ++v) sum[t][v] = Simd::multiply_add(left, right[v], sum[t][v]);
       }
@@ -102,7 +103,7 @@ struct Tile {
     if (r < p.rows) compute<Rows / 2, Dense>(p, group, r);
   }
 
-  // Computes all whole tiles from `group` on. Returns the first group that is not computed.
+  // Computes tiles from `group` on, as long as all groups of a tile have used columns. Returns the next group.
   static int64_t groups(const Product& p, int64_t group) {
     for (; (group + Groups - 1) * kChannels < p.width; group += Groups)
       p.line ? rows<false>(p, group) : rows<true>(p, group);
@@ -121,7 +122,8 @@ void product(const Product& p) {
   }
 }
 
-// Calls act(offset, count) for every row of pixels of samples first..last-1. Without a border, an image is one row.
+// Calls act(offset, count) for every row of pixels of samples first..last-1. A row has `count` floats. If the image has
+// no border, all pixels of a sample are one row.
 template <typename Act>
 FASTAGG_FN void for_rows(const Image& image, int64_t first, int64_t last, Act act) {
   const bool whole = image.border == 0;
@@ -137,9 +139,9 @@ FASTAGG_FN void for_vectors(const Image& image, int64_t first, int64_t last, Act
   });
 }
 
-// Calls act(c, sums) for each vector of channels, which begins at channel c. The sums are over one sample's pixels.
-// each(offset, c) returns the `Count` vectors to sum. Each sum has four parts, which are added at the end, so that an
-// addition need not wait for the previous addition.
+// Calls act(c, sums) for each vector of channels. The vector begins at channel c. `sums` are `Count` sums over one
+// sample's pixels. each(offset, c) returns the sums' terms for the pixel at `offset`. Each sum has four parts, which
+// are added at the end, so that an addition need not wait for the previous addition.
 template <int Count>
 struct LaneSums {
   F of[Count];
@@ -209,7 +211,7 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
                w.net.lines, layer.depth * kChannels, nullptr, s + j != 0, false});
     }
     if (in.slopes < 0) continue;
-    // The loop takes a few rows of every phase at a time. All phases then read the same part of the output's gradient.
+    // The outer loop takes kPart rows of every phase at a time, so that all phases read the same part of `dy`.
     int64_t largest = 0;
     for (int64_t i = 0; i < layer.phase_count; ++i)
       largest = layer.phases[i].rows > largest ? layer.phases[i].rows : largest;
@@ -225,7 +227,7 @@ void convolve_back(const Work& w, const Layer& layer, int64_t first, int64_t las
   }
 }
 
-// Computes y = x*scale + shift, then ReLU if the layer has one. `scale` and `shift` have an element for each channel.
+// Computes y = x*scale + shift, then ReLU if `layer.relu`. `scale` and `shift` have an element for each channel.
 FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t last, const float* scale,
                        const float* shift) {
   const Image& image = w.net.images[layer.out];
@@ -240,8 +242,8 @@ FASTAGG_FN void scaled(const Work& w, const Layer& layer, int64_t first, int64_t
   });
 }
 
-// Computes the gradient of a norm's result before its ReLU: dy where the result of `scaled` is positive, otherwise 0.
-// That result is computed again from x, which the gradient needs anyway.
+// Computes the gradient of a norm's result before the layer's ReLU: dy where the result of `scaled` is positive,
+// otherwise 0. Computes that result again from x. Without a ReLU, returns dy.
 struct Slope {
   const Layer& layer;
   const float *scale, *shift;
@@ -251,7 +253,8 @@ struct Slope {
   }
 };
 
-// Computes dx = dy*a + x*b + c by channel, or adds this to dx if `layer.adds`. dx and dy may be the same array.
+// Computes dx = dy*a + x*b + c, or adds this value to dx if `layer.adds`. dy is the result of `slope`. a, b and c have
+// an element for each channel. dx may have the memory of the output's gradient.
 FASTAGG_FN void scaled_back(const Work& w, const Slope& slope, int64_t first, int64_t last, const float* a,
                             const float* b, const float* c) {
   const Layer& layer = slope.layer;
@@ -269,7 +272,7 @@ FASTAGG_FN void scaled_back(const Work& w, const Slope& slope, int64_t first, in
   });
 }
 
-// Computes the sums of dy and of dy*(x - mean) over a sample's pixels.
+// Computes the sums of dy (after `slope`) and of dy*(x - mean) over a sample's pixels. `act` is as in sum_pixels.
 template <typename Act>
 FASTAGG_FN void slope_sums(const Work& w, const Slope& slope, int64_t sample, const float* mean, Act act) {
   const float *x = w.values(slope.layer.in), *dy = w.slopes(slope.layer.out);
@@ -282,8 +285,9 @@ FASTAGG_FN void slope_sums(const Work& w, const Slope& slope, int64_t sample, co
       act);
 }
 
-// The scratch memory of BatchNorm, by channel: the mean, the sum of squares about the mean, then the vectors that
-// `scaled` and `scaled_back` read.
+// The scratch memory of BatchNorm. Each array has an element for each channel. `squares`: the sum of squared distances
+// from the mean, or the running variance if nothing is trained. `inverse`: 1/(standard deviation). `scale`, `shift`: as
+// in `scaled`. `beta`, `gamma`: the sums of `slope_sums`.
 struct Norm {
   float *mean, *squares, *inverse, *scale, *shift, *beta, *gamma;
   Norm(const Work& w, const Layer& layer) {
@@ -297,7 +301,7 @@ struct Norm {
   }
 };
 
-// Adds samples to the mean and to the sum of squares of earlier samples (Chan, Golub and LeVeque 1979).
+// Updates the batch's mean and sum of squares with samples first..last-1 (Chan, Golub and LeVeque 1979).
 void moments(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   if (w.call.outputs) return;
   const Norm norm(w, layer);
@@ -358,7 +362,9 @@ void normalise_back(const Work& w, const Layer& layer, int64_t first, int64_t la
     });
 }
 
-// Computes a, b and c, with which a*dy + b*x + c is dx = scale*(dy - beta/n - (x - mean)*inverse^2*gamma/n).
+// Computes b and c of `scaled_back`, so that dy*scale + x*b + c is scale*(dy - beta/n - (x - mean)*inverse^2*gamma/n).
+// n is the number of a channel's values. b replaces `gamma`, c replaces `squares`. Also writes the gradients of weight
+// and bias.
 void finish_normalise_back(const Work& w, const Layer& layer) {
   const Norm norm(w, layer);
   const Image& image = w.net.images[layer.in];
@@ -379,8 +385,9 @@ void moments_back(const Work& w, const Layer& layer, int64_t first, int64_t last
   scaled_back(w, slope, first, last, norm.scale, norm.gamma, norm.squares);
 }
 
-// The scratch memory of GroupNorm, by channel: sums, the vectors that `scaled` and `scaled_back` read, then the mean
-// and the inverse standard deviation for every sample.
+// The scratch memory of GroupNorm. Each array has an element for each channel. `sums`, `products`: sums over a sample's
+// pixels. `scale`, `shift`: as in `scaled`. `slope`, `rest`: b and c of `scaled_back`. `own`: for each sample, the mean
+// and 1/(standard deviation).
 struct GroupScratch {
   float *sums, *products, *scale, *shift, *slope, *rest, *own;
   int64_t padded;
@@ -402,8 +409,8 @@ struct GroupScratch {
   }
 };
 
-// Sets `out` of all channels of a group to finish(sum, c). `sum` is the sum of the group's values, each times its gain
-// unless `gain` is null. c is the group's first channel.
+// For each group of channels: sets `out` of the group's channels to finish(sum, c). `sum` is the sum of the group's
+// values. If `gain` is not null, each value is multiplied by its channel's gain. c is the group's first channel.
 template <typename Finish>
 FASTAGG_FN void over_group(const Layer& layer, int64_t channels, const float* values, const float* gain, float* out,
                            Finish finish) {
@@ -469,7 +476,7 @@ void group_norm_back(const Work& w, const Layer& layer, int64_t first, int64_t l
   }
 }
 
-// Adds two images, or copies one. Then applies ReLU if the layer has one.
+// Adds two images. If the layer has only one input, copies the input. Then applies ReLU if `layer.relu`.
 void add(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const float *a = w.values(layer.in), *b = layer.other < 0 ? nullptr : w.values(layer.other);
   float* y = w.values(layer.out);
@@ -492,8 +499,8 @@ void add_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   pass(layer.other, layer.other_adds);
 }
 
-// Calls act(from, to) for every value of samples first..last-1. `from` is the value's offset in the image. `to` is its
-// offset in the flattened image, which has torch's order: channels, height, width.
+// Calls act(from, to) for every value of samples first..last-1. `from` is the value's offset in the image. `to` is the
+// value's offset in the flattened image, which has torch's order: channels, height, width.
 template <typename Act>
 FASTAGG_FN void for_numbers(const Work& w, const Layer& layer, int64_t first, int64_t last, Act act) {
   const Image& in = w.net.images[layer.in];
@@ -520,7 +527,7 @@ void flatten_back(const Work& w, const Layer& layer, int64_t first, int64_t last
 }
 
 // For each window of a pooling layer and each vector of channels, calls act(output offset, offset of the first input
-// pixel, rows, columns). Rows and columns count the window's pixels inside the image.
+// pixel inside the image, rows, columns). The window has rows times columns pixels inside the image.
 template <typename Act>
 FASTAGG_FN void for_windows(const Work& w, const Layer& layer, int64_t first, int64_t last, Act act) {
   const Image &in = w.net.images[layer.in], &out = w.net.images[layer.out];
@@ -567,7 +574,7 @@ void pool_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const F share = splat(1.0f / static_cast<float>(layer.kernel[0] * layer.kernel[1]));
   for_windows(w, layer, first, last, [&](int64_t to, int64_t from, int64_t rows, int64_t columns) {
     const F slope = at(dy + to), largest = at(y + to);
-    I left = ~I{};  // lanes whose largest value was not found yet; only the first of equal values gets the gradient
+    I left = ~I{};  // lanes whose largest value was not reached yet; only the first of equal values gets the gradient
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j) {
         const int64_t place = from + i * in.row + j * in.padded;
@@ -582,7 +589,7 @@ void pool_back(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   });
 }
 
-// Computes the gradient of the mean cross-entropy loss with respect to the outputs.
+// Computes the gradient of the batch's mean cross-entropy loss with respect to the network's outputs.
 void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   const Image& image = w.net.images[layer.in];
   const int64_t classes = image.channels;
@@ -599,7 +606,7 @@ void loss(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   }
 }
 
-// Copies the samples into image 0, with channels last.
+// Copies samples first..last-1 of the batch into image 0. There channels come last.
 void gather(const Work& w, int64_t first, int64_t last) {
   const Image& image = w.net.images[0];
   const int64_t pixels = image.height * image.width;
@@ -653,9 +660,10 @@ void backward(const Work& w, const Layer& layer, int64_t first, int64_t last) {
   }
 }
 
-// Computes all gradients of a batch, or only its outputs. A block of samples passes several layers in turn, while the
-// block is in the cache. Two kinds of layers need all samples of the batch first: BatchNorm, because of its sums, and
-// layers of one pixel, because their products are fast only with many samples.
+// Computes all gradients of a batch, or only the batch's outputs if `call.outputs` is not null. A block of samples
+// passes several layers in turn, while the block is in the cache. Two kinds of layers process all samples of the batch
+// before the next layer begins: BatchNorm, because of its sums, and layers whose output is one pixel, because their
+// products are fast only with many samples.
 void run_batch(const Work& w) {
   const Net& net = w.net;
   const int64_t passes = w.call.outputs ? net.layer_count - 1 : 2 * net.layer_count;
@@ -690,7 +698,7 @@ void run_batch(const Work& w) {
   }
 }
 
-// Copies the outputs of the batch to the places of its samples in `call.outputs`.
+// Copies each sample's outputs to row `index` of `call.outputs`. `index` is the sample's index in the client's data.
 void put_outputs(const Work& w) {
   const int32_t last = w.net.layers[w.net.layer_count - 1].in;
   const Image& image = w.net.images[last];
