@@ -2,8 +2,8 @@
 
 It measures some cases of ``fastagg bench``, in which fastagg's public API takes a task to its receipt. Each case is
 compared with two simple loops of the same rule in eager torch. Both check for NaN with one ``dot``. They have no
-receipts and no locks. The first loop keeps the version that a client still trains from, as fastagg does. The second loop steps in
-place. Before the timing, all must give the same model.
+receipts and no locks. The first loop keeps the version that a client still trains from, as fastagg does. The second
+loop steps in place. Before the timing, all must give the same model.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ Outcome AlignedDirection::plan(const Contributions& contributions, bool closes, 
   return outcome;
 }
 
-// Computes the factors of a tensor (equations 7 to 15 of the paper). The direction is `by` times the update.
+// Computes the factors of a tensor (equations 7 to 15 of the paper that aligned.h names). `by`: the update's clipping
+// factor times the direction's sign. `weight`: a factor of the whole direction.
 Turn AlignedDirection::turn_of(size_t tensor, double by, double weight) const {
   const auto& [rho, c_ok, k_s, k_d, kappa, beta_max, eps] = setting_;
   const cpu::Tensors::TensorSums sums = tensors_.of(tensor);

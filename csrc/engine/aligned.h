@@ -1,5 +1,5 @@
-// The direction of HeLoCo (arXiv 2606.00271, Algorithm 2). Each update makes a step. Before the step, each tensor of
-// the update is turned towards the optimizer's momentum.
+// The direction of HeLoCo (arXiv 2606.00271, Algorithm 2). Each update makes a step. Before the step, a tensor
+// of the update is turned towards the optimizer's momentum if the angle between tensor and momentum is too large.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace fastagg::engine {
 
 class AlignedDirection : public SingleDirection {
  public:
-  struct Setting {
+  struct Setting {  // the paper's constants
     double rho, c_ok, k_s, k_d, kappa, beta_max, eps;
   };
   // `ends`: for each tensor, the index after its last element in the model's vector.

@@ -48,7 +48,7 @@ void AllClients::plan_bounds() {
   direct_ = setting_.direct || fell;
 }
 
-// Describes to the kernel how the update's row replaces the client's previous row.
+// Returns what the kernel needs to replace the client's previous row by the update's row.
 Direction AllClients::exchange() const {
   const RowWeights::PlannedWeights& next = weights_.next;
   Direction direction;
@@ -123,7 +123,7 @@ Outcome Differences::plan(const Contributions& contributions, bool, ReadMode) {
   const Contribution& contribution = contributions.front();
   update_ = contribution.update;
   weights_.plan(contribution.client, 1.0, true);
-  kept_bound_ = weights_.row_bound + contribution.norm;  // a bound on the sum of rows, to which this update is added
+  kept_bound_ = weights_.row_bound + contribution.norm;  // a bound on the sum with this update
   bound_ = weights_.bound(kept_bound_, kept_bound_, false);
   versions_.assign(1, contribution.start);
   outcome_ = outcome_of(weights_, full_);

@@ -1,5 +1,5 @@
-// Directions along the weighted mean of all clients' latest updates. AllClients stores each client's latest update as a
-// row, and the sum of the rows (ACE, ACED). Differences stores only the sum.
+// Directions along the weighted mean of clients' latest updates. AllClients stores each client's latest update as a
+// row, and the weighted sum of the rows (ACE; ACED leaves old rows out). Differences stores only the sum.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ class AllClients : public DirectionState, public RowKeeper {
     uint64_t seed = 0;
     float* sum = nullptr;
   };
-  // `resummation` recomputes the sum, a few blocks at each update. Null: the sum is not recomputed this way.
+  // `resummation` recomputes a few blocks of the sum with each update (resummation.h). Null: there is no resummation.
   AllClients(double sign, const Setting& setting, const Rows& rows, std::shared_ptr<Resummation> resummation);
   Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) override;
   void run(Runner& runner, const Optimizer& optimizer) override;
@@ -53,8 +53,8 @@ class AllClients : public DirectionState, public RowKeeper {
   Update mean_;
 };
 
-// The direction of AllClients, for clients that store their own rows. A client sends its new row minus its previous
-// row. The server stores only the sum of all rows.
+// The direction along the mean of all clients' rows, for clients that store their own rows. All rows have the weight 1.
+// A client sends its new row minus its previous row. The server stores only the sum of all rows.
 class Differences : public DirectionState, public RowKeeper {
  public:
   // `full`: whether no step is made until all clients have answered.

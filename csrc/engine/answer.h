@@ -1,5 +1,5 @@
-// A client's answer to a task, as the bindings pass it to the engine. Every public method that takes answers fills an
-// Answer for each of them. The Answer's receipt is the result.
+// A client's answer to a task, as the bindings pass it to the engine. All public methods that take answers pass an
+// Answer for each client's answer. The engine writes the result to the Answer's receipt.
 #pragma once
 
 #include <cmath>
@@ -22,7 +22,7 @@ struct Receipt {
   bool applied = false;
   int64_t version = 0, delay = 0;
   int64_t task = 0;                                             // the id of the answered task; 0: none
-  double step_size = std::numeric_limits<double>::quiet_NaN();  // factor of the direction; NaN: the answer made no step
+  double step_size = std::numeric_limits<double>::quiet_NaN();  // the direction's factor in the step; NaN: no step
   double norm = 0.0, weight = 0.0;
   uint64_t sequence = 0;  // the number of the answer's record in the log; 0: no record
 };
@@ -31,7 +31,7 @@ struct Receipt {
 struct Numbers {
   enum AnswerKind {
     kUpdate,  // a difference of models, or a gradient
-    kModel,   // a trained model, from which the engine subtracts `base`; with an empty `base`: already the difference
+    kModel,   // a trained model, from which the engine subtracts `base`; if `base` is empty: already the difference
     kSum,     // a leaf server's sum of its clients' updates, each already multiplied by its weight
   };
   AnswerKind kind = kUpdate;
@@ -40,16 +40,16 @@ struct Numbers {
   Update update;
   store::Owner owner;
   bool is_private = false;
-  bool still = false;  // whether nobody writes to the memory during the call, so that two reads give equal elements
+  bool still = false;  // whether nobody writes to `update` during the call, so that two reads give equal elements
   store::Owner copy;   // the engine's own copy of the elements, to which `update` then points; null: not copied
-  store::Vector base;  // the model from which the client began to train; empty: none
+  store::Vector base;  // for kModel: the model from which the client began to train
 
-  int64_t count = 1;                   // for kSum: how many updates the sum has
-  double total = -1.0;                 // for kSum: the sum of the updates' shares (contribution.h)
+  int64_t count = 1;                   // for kSum: the number of updates in the sum
+  double total = -1.0;                 // for kSum: the sum of the updates' shares (contribution.h); otherwise < 0
   std::vector<ClientId> participants;  // for kSum: the clients of the updates; empty: the leaf server names none
 
   std::shared_ptr<const ReportedStatistics> reported;  // the client's BatchNorm statistics; null: none
-  store::Vector control;            // other vectors that the client sent, in fp32 (the change of its control variate)
+  store::Vector control;            // other fp32 vectors of the client, such as a change of its control variate
   int64_t control_size = 0;         // the number of elements of `control`
   store::Owner extra;               // other data of the client, in a form that only the extension knows
   std::shared_ptr<log::Blob> blob;  // the file to which the update was streamed; null: none
@@ -61,10 +61,10 @@ struct Numbers {
 struct Answer : Numbers {
   ClientId client;
   int64_t version = INT64_MIN;          // the task's version; kLastSent: the version that the client was sent last
-  std::optional<uint64_t> incarnation;  // the task's incarnation, if the sender states it
+  std::optional<uint64_t> incarnation;  // the incarnation of the task's version; none: not given
   int64_t task = 0;                     // the task's id; 0: not given
   int64_t offset = -1;                  // the answer's offset in the queue from which it was read; -1: not given
-  double samples = std::numeric_limits<double>::quiet_NaN();  // the number of samples, or of tokens; NaN: not given
+  double samples = std::numeric_limits<double>::quiet_NaN();  // number of samples or tokens; NaN: not given
   const log::RecordFields* decided = nullptr;                 // in a recovery: the recorded outcome; otherwise null
   Receipt receipt;
 };

@@ -20,14 +20,14 @@ class Archive {
   explicit Archive(bool loading) : loads(loading) {}
   virtual ~Archive() = default;
   const bool loads;
-  virtual bool has(const char* name) const = 0;  // whether the loaded state has this field
+  virtual bool has(const char* name) const = 0;  // whether the loaded state has this field; true while saving
 
   virtual void field(const char* name, int64_t& value) = 0;
   virtual void field(const char* name, double& value) = 0;
   // The lengths of `values` follow from the server's settings.
   virtual void field(const char* name, std::vector<int64_t>& values) = 0;
   virtual void field(const char* name, std::vector<float>& values) = 0;
-  // The lists below may have any length.
+  // The lists below may have any length. A column is stored as an array, a list as a Python list.
   virtual void column(const char* name, std::vector<int64_t>& values) = 0;
   virtual void list(const char* name, std::vector<int64_t>& values) = 0;
   virtual void list(const char* name, std::vector<std::pair<int64_t, int64_t>>& values) = 0;
@@ -36,7 +36,7 @@ class Archive {
   virtual void clients(const char* name, std::vector<ClientId>& ids, bool numbered) = 0;
   virtual void group(const char* name, const std::function<void(Archive&)>& fields) = 0;
   // Saves or loads `size` elements of a vector. `there`: whether there is a vector to save. Loading copies the elements
-  // into `vector`, whose memory must be allocated. Returns whether the state has the vector.
+  // to `vector`, unless `vector` is empty. Returns whether the state has the vector.
   virtual bool vector(const char* name, const store::Vector& vector, int64_t size, bool there) = 0;
   // Saves or loads pairs of a version's number and its model. Loaded models are in the server's own memory.
   virtual void vectors(const char* name, std::vector<std::pair<int64_t, store::Vector>>& all, int64_t size) = 0;
@@ -46,7 +46,7 @@ class Archive {
   virtual void rows(const char* name, std::vector<double>& values, int64_t width) = 0;
 };
 
-// The largest bound that is accepted from a checkpoint.
+// The largest bound on elements that is accepted from a checkpoint.
 constexpr double kLargestBound = 0x1p120;
 inline void check_bound(double bound) {
   if (!(bound >= 0.0 && bound <= kLargestBound)) throw std::invalid_argument("a bound out of range");

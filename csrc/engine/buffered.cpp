@@ -78,7 +78,7 @@ void BufferedDirection::plan_numbers(const Contributions& contributions, bool st
   round.next_total = round.total;
   round.next_bound = round.versions.empty() ? 0.0 : round.bound;
   auto count = static_cast<int64_t>(round.versions.size());
-  double factor = 1.0;  // the largest factor of an update's elements; kernels use the factor as a float
+  double factor = 1.0;  // the largest factor of an update, at least 1; kernels use the factor as a float
   for (const Contribution& contribution : contributions_) {
     count += contribution.count;
     if (steps) versions_.insert(versions_.end(), static_cast<size_t>(contribution.count), contribution.start);
@@ -88,20 +88,20 @@ void BufferedDirection::plan_numbers(const Contributions& contributions, bool st
     factor = std::max(factor, by);
     round.next_bound = is.combines ? std::max(round.next_bound, bound) : round.next_bound + bound;
   }
-  // A round in which no client had samples ends without a step.
+  // If the total is 0, for example because no client had samples, the round ends without a step.
   outcome_ = !steps ? Outcome::kKept : round.next_total > 0.0 ? Outcome::kStep : Outcome::kIdle;
   check_sum(count);
   if (setting_.divisor < 0.0 && round.next_bound != 0.0 && !(round.next_total >= 1.0 / kHeaviest))
     throw Refusal(Why::kSetting, "normalize: the sum of the updates' weights is " + std::to_string(round.next_total) +
                                      "; use a staleness policy that weighs them more");
   round.divisor = setting_.divisor > 0.0 ? setting_.divisor : round.next_total;
-  // The bound is computed as if the step were made now, even if the update waits. If an update that is too large could
-  // wait, it would block every later step.
+  // The bound is computed as if the step were made now, even if the round is not full. A stored update that is too
+  // large would block every later step.
   kept_bound_ = round.next_bound;
   const double by = is.combines || round.divisor == 0.0 ? 1.0 : round.divisor;
   bound_ = kept_bound_ / by;
   if (factor / std::min(by, 1.0) > kLargestModel)
-    bound_ = HUGE_VAL;  // as a float this factor is infinite, and infinity times 0 is NaN
+    bound_ = HUGE_VAL;  // as a float this quotient is infinite, and infinity times 0 is NaN
   if (!privacy_) return;
   privacy_->plan(contributions_, steps, static_cast<int64_t>(versions_.size()));
   if (steps) bound_ += privacy_->bound(round.divisor);

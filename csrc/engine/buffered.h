@@ -1,5 +1,5 @@
-// The base class of all buffers (FedBuff, FADAS, FedAvg). It has the weights of a round's updates, and decides when the
-// updates make a step. The kinds of buffers (buffers.h) store the updates, as a sum or in the form in which they came.
+// The base class of all buffers (FedBuff, FADAS, FedAvg). The base class has the total weight of a round's updates, and
+// decides when the updates make a step. The derived classes (buffers.h) store the sum of the updates, or every update.
 #pragma once
 
 #include <optional>
@@ -15,8 +15,8 @@ inline double weight_of(const Contribution& contribution) { return contribution.
 class BufferedDirection : public DirectionState, public Sums {
  public:
   // `capacity`: the number of updates that make a step; negative: no limit, and only `close_round` ends a round.
-  // `synchronous`: whether updates of earlier versions are refused. `at_least`: a round with this many updates may end
-  // after `grace` more seconds; 0: rounds never end by time.
+  // `synchronous`: whether updates of earlier versions are refused. `at_least`: a round that has had this many
+  // updates for `grace` seconds may end; 0: rounds never end by time.
   struct Setting {
     int64_t capacity;
     bool synchronous;
@@ -24,7 +24,7 @@ class BufferedDirection : public DirectionState, public Sums {
     bool closes_first = false;  // whether a round without room for a leaf server's sum ends before that sum is added
     int64_t at_least = 0;
     double grace = 0.0;
-    double divisor = 0.0;  // the sum's divisor; 0: the sum of all shares; negative: the sum of all shares times weights
+    double divisor = 0.0;  // the sum's divisor; 0: the sum of shares; negative: the sum of (share * weight)
     std::shared_ptr<const Combiner> combine = nullptr;  // combines the updates; null: the step uses the divided sum
   };
   BufferedDirection(double sign, const Setting& setting, std::shared_ptr<store::Memory> memory,
@@ -46,19 +46,20 @@ class BufferedDirection : public DirectionState, public Sums {
   void fields(Archive& archive) override;
   int64_t nbytes() const override { return privacy_ ? privacy_->nbytes() : 0; }
 
+  // `total`: the sum of shares, or of share * weight if Setting::divisor < 0. `bound`: a bound on the stored elements.
   struct Round {
     std::vector<int64_t> versions;  // the versions that the updates so far were trained from
-    std::vector<int64_t> clients;   // the places of these updates' clients; updates in leaf servers' sums are left out
-    double total = 0.0, bound = 0.0;  // the sum of shares, as for Setting::divisor; a bound on the stored elements
+    std::vector<int64_t> clients;   // the places of these updates' clients, without updates in leaf servers' sums
+    double total = 0.0, bound = 0.0;
     double next_total = 0.0, next_bound = 0.0;  // `total` and `bound` with the planned updates
     double divisor = 0.0;                       // the divisor of the sum with the planned updates
   };
   Round round;
-  // The sum of the round's updates, if the buffer needs one. The update that completes a round usually is not added:
-  // the step's kernel reads that update directly.
+  // The sum of the round's updates, if the buffer needs one. Usually the update that completes a round is not added to
+  // the sum, because the step's kernel reads that update directly.
   struct RunningSum {
-    store::Vector acc, beside;  // `acc`: the sum; `beside`: memory for the next sum, if a later stage may fail
-    Update along;               // the planned sum, if the step uses no other vector
+    store::Vector acc, beside;  // `acc`: the sum; `beside`: memory for the next sum; empty: `acc` is overwritten
+    Update along;               // the planned sum, if the step uses no other vector; otherwise empty
     const store::Vector& into() const { return beside ? beside : acc; }
   };
   RunningSum sum;
@@ -68,10 +69,10 @@ class BufferedDirection : public DirectionState, public Sums {
   // including the planned ones.
   virtual void check_sum(int64_t) const {}
   virtual void plan_sum(ReadMode mode) = 0;
-  // Saves or loads the sum or the stored updates. Returns false if the loaded data does not fit `round.versions`.
+  // Saves or loads the sum and the stored updates. Returns false if the loaded data does not fit `round.versions`.
   virtual bool sum_fields(Archive& archive) = 0;
   void plan_numbers(const Contributions& contributions, bool steps);
-  // Makes the step whose direction is the sum times `term` / divisor.
+  // Makes the step whose direction is `sum.along` times `term` / `round.divisor`, plus the noise of `privacy_`.
   void step_along(Runner& runner, double term, const Optimizer& optimizer);
 
   const Setting setting_;

@@ -1,4 +1,4 @@
-// The two kinds of buffers. Each kind stores the updates of a round in its own way, and makes a step from them.
+// The two kinds of buffers. SummedBuffer stores the sum of a round's updates, and CombinedBuffer every single update.
 #pragma once
 
 #include <atomic>
@@ -36,10 +36,10 @@ class SummedBuffer : public BufferedDirection {
   std::vector<HeldUpdate> waiting_;
   // The plan for the next updates:
   bool waits_ = false;                 // whether the planned update is stored as it came
-  std::vector<WeightedUpdate> terms_;  // the waiting and the planned updates, which one pass adds in this order
-  bool in_place_ = false;  // whether one pass checks the models, and a second pass adds them to the sum in place
-  std::vector<cpu::TrainedModel> models_;      // the planned models with their bases, or the planned updates
-  std::vector<std::atomic<int32_t>> largest_;  // by model: its largest magnitude, as the bits of a float
+  std::vector<WeightedUpdate> terms_;  // the waiting and the planned updates, in order; empty if no update waits
+  bool in_place_ = false;  // whether one pass checks the models, and a second pass adds the models to the sum in place
+  std::vector<cpu::TrainedModel> models_;      // a batch's models with their bases, or a batch's updates
+  std::vector<std::atomic<int32_t>> largest_;  // by model: the largest magnitude of model - base, as a float's bits
 };
 
 // Stores each update as it came, because a Combiner needs every single update of the round.
@@ -60,7 +60,7 @@ class CombinedBuffer : public BufferedDirection {
   }
 
   std::vector<HeldUpdate> waiting_;
-  std::vector<WeightedUpdate> terms_;  // all updates of the planned step
+  std::vector<WeightedUpdate> terms_;  // all updates of the planned step; empty: no step
   std::unique_ptr<Desks> desks_;
 };
 

@@ -48,7 +48,7 @@ Outcome CalibratedDirection::plan(const Contributions& contributions, bool, Read
   versions_.push_back(contribution.start);
   next_.outcome = static_cast<int64_t>(versions_.size()) == setting_.capacity ? Outcome::kStep : Outcome::kKept;
   next_.terms.clear();
-  double distinct = 0.0;  // the sum of the shares of each client's latest update in this round
+  double distinct = 0.0;  // the sum of the shares of the rows in `fresh_`, with this update's row
   for (const FreshUpdate& fresh : fresh_)
     distinct += fresh.client == contribution.client ? contribution.share : fresh.share;
   if (!next_.known) distinct += contribution.share;

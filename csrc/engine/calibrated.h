@@ -1,6 +1,6 @@
-// The direction of CA2FL: buffered updates, each calibrated by its client's previous update, which is stored as a row.
-// During a round the rows from before the round stay in their slots, and new rows go to spare slots. The step then
-// gives the new slots to the clients. No row is moved.
+// The direction of CA2FL: the mean of all clients' rows, plus the mean of the buffered updates, each minus its client's
+// row. A client's row is the client's previous update. During a round the rows from before the round stay in their
+// slots, and new rows go to spare slots. The step then gives the new slots to the clients. No row is moved.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ class CalibratedDirection : public DirectionState, public RowKeeper {
  public:
   struct Setting {
     int64_t clients, capacity;
-    bool from_start;  // true: all of a client's answers use its row from before the round; false: its newest row
+    bool from_start;  // true: an update minus its client's row from before the round; false: minus the newest row
   };
   CalibratedDirection(double sign, const Setting& setting, const Rows& rows, uint64_t seed, float* sum, float* acc,
                       std::shared_ptr<Resummation> resummation);
@@ -43,7 +43,7 @@ class CalibratedDirection : public DirectionState, public RowKeeper {
   std::vector<int32_t> slots_;      // by client: the slot of the row from before the round; negative: no row
   std::vector<FreshUpdate> fresh_;  // the rows of this round, in the order of the clients' first answers
   std::vector<int32_t> free_;
-  std::vector<float> weights_;  // by slot: the row's weight in the sum
+  std::vector<float> weights_;  // by slot: the row's weight in the sum of rows, 0 or 1
   std::vector<int64_t> held_;
   double total_ = 0.0, row_bound_ = 0.0;
   int64_t arrivals_ = 0;

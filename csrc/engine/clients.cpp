@@ -57,7 +57,7 @@ int64_t Clients::token(int64_t place) const {
 
 namespace {
 
-// Two different ids have the same mark with a probability of 2^-32. 0 is reserved for "no client".
+// Returns the mark of an id. Two different ids rarely have the same mark. No id has the mark 0 ("no client").
 template <typename Id>
 uint32_t marked(const Id& id) {
   const uint64_t bits = std::hash<Id>{}(id);
@@ -84,8 +84,8 @@ ClientId Clients::at(int64_t place) const {
   return {ClientId::kLarge, static_cast<int64_t>(std::stoull(name.substr(1))), {}};
 }
 
-// Doubles the index. Only clients whose ids are numbers are in the index. Their entries of `ids_` are numbers, never
-// addresses, so `entry_of` may compare the entries with a number.
+// Doubles the index, which has 16 entries at first. Only clients whose ids are numbers are in the index. In `ids_`
+// these clients have numbers, never addresses, so `entry_of` may compare the elements of `ids_` with a number.
 void Clients::grow() {
   std::vector<int32_t> before(index_.empty() ? 16 : 2 * index_.size(), kNone);
   before.swap(index_);

@@ -1,6 +1,7 @@
-// Gives each client a place, the index of the client's record in the ledger. If a server has a fixed number of clients
-// 0..n-1, a client's number is its place, and nothing is stored. Otherwise a client whose id is a number takes 8 bytes,
-// and an entry of 4 bytes in an index that is at most 7/8 full. A client whose id is a name takes an entry of a map.
+// Gives each client a place, the client's index in arrays such as the roster's. If a server has a fixed number n of
+// clients, a client's number in 0..n-1 is its place, and nothing is stored. Otherwise a client takes 8 bytes and a bit.
+// A number also takes 4 bytes in an index that is at most 7/8 full. A name, or a number of 2^63 or more, also takes an
+// entry of a map.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +20,16 @@ class Clients {
   int64_t numbered() const { return numbered_; }
   // Throws Refusal, kUnknownClient, if the id is not allowed.
   void check(const ClientId& id) const;
-  int64_t find(const ClientId& id) const;  // returns the client's place, or -1; throws as `check` does
+  int64_t find(const ClientId& id) const;  // returns the place; -1: no such client; throws as `check`
   ClientId at(int64_t place) const;
   // Returns a number that tells apart the clients that have had the same place, one after the other. The number depends
-  // only on the order of calls, so a replay of the log gets the same number.
+  // only on the ids and on the order of calls, so a replay of the log gets the same number.
   int64_t token(int64_t place) const;
   // Returns a hash of a client's id, from the id or the place. The hash is never 0. Few clients share a hash.
   static uint32_t mark(const ClientId& id);
   uint32_t mark(int64_t place) const noexcept;
 
-  // Gives a new client the place that became free last, or a new place. If `add` throws, nothing has changed.
+  // Gives a client that has no place the place that became free last, or a new one. If `add` throws, it added nothing.
   int64_t add(const ClientId& id);
   void remove(int64_t place) noexcept;  // frees the place
   int64_t nbytes() const;

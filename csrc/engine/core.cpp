@@ -33,7 +33,7 @@ Core::Core(const Settings& chosen, std::shared_ptr<DirectionState> along, const 
       model(std::move(first)) {
   direction->is.place = &place;
   ledger.participation.policy = settings.participation;
-  const InOrder order(place);  // the caller's stream may still write the first model
+  const InOrder order(place);  // on a device, the caller's stream may still write the model
   if (place.device && !steps_in_python())
     place.device->load(optimizer.planned(0, optimizer.settings.lr, model.current, model.current), *direction);
 }
@@ -57,8 +57,8 @@ Ledger::TaskReference Core::find(const Answer& answer) const {
   return task;
 }
 
-// Replaces the bounds of the model and the moments by measured values. Without measuring, the bounds only grow.
-// Measuring reads every element, but is rarely needed.
+// Replaces the bounds of the model and the moments by measured values. Each step computes its bounds from the
+// bounds before the step, so bounds become larger than needed. Measuring reads every element, but is rarely needed.
 void Core::measure() {
   const InOrder order(place);
   const auto of = [&](const store::Vector& vector) {

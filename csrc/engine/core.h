@@ -20,14 +20,14 @@ namespace fastagg::engine {
 
 struct Settings {
   int64_t size = 0;                      // the number of elements of the model's vector
-  int64_t clients = -1;                  // the ids are 0..clients-1; negative: any id
-  double clip_norm = 0.0;                // a larger update is clipped to this norm; 0: no clipping
+  int64_t clients = -1;                  // the number of clients, with the ids 0..clients-1; negative: any id
+  double clip_norm = 0.0;                // an update with a larger norm is clipped to this norm; 0: no clipping
   bool weighs_by_samples = false;        // true: an update's weight in a mean is its number of samples; false: it is 1
   double max_samples = kHeaviest;        // a larger number of samples counts as this number
   double largest_model = kLargestModel;  // the largest finite number of the model's own type
-  int32_t local_steps = 0;               // the default number of local steps of a task; 0: clients are not told
-  bool keeps_versions = false;           // whether each version is kept while a client may answer that version
-  bool closes_early = false;             // whether `close_round` ends rounds that are not full; false: never
+  int32_t local_steps = 0;               // the default number of local steps of a task; 0: clients get no number
+  bool keeps_versions = false;           // whether a version's model is kept while a task of that version is open
+  bool closes_early = false;             // whether `close_round` ends rounds that are not full; false: it has no effect
   bool folds = false;                    // whether several answers may be added in one pass
   Participation::Policy participation;
   Staleness staleness;
@@ -51,13 +51,13 @@ class Core {
   const Place place;
   const std::unique_ptr<Inspector> inspector;
   const std::shared_ptr<Extension> extension;  // null: the rule needs none
-  std::shared_ptr<store::RowCut> cut;
+  std::shared_ptr<store::RowCut> cut;          // the rows of a running checkpoint; null: none
   Model model;
   double enough_since = std::numeric_limits<double>::quiet_NaN();  // the time, by the leases' clock, when the round got
                                                                    // enough updates; NaN: not yet
   TransactionScratch scratch;
-  int64_t misformed = 0;                   // how many counted answers looked like another form than stated
-  const Answer* last_misformed = nullptr;  // the last such answer that is not reported yet; null: none
+  int64_t misformed = 0;                   // how many counted answers seemed to be of another kind than stated
+  const Answer* last_misformed = nullptr;  // the last such answer, if it is not reported yet; null: none
 
   // Returns the norm to which larger updates are clipped. 0: no clipping.
   double clip_norm() const { return direction->is.privacy ? direction->is.privacy->clip() : settings.clip_norm; }
@@ -72,7 +72,7 @@ class Core {
   void follow() const {
     if (place.device) place.device->follow();
   }
-  void measure();  // replaces the bounds by measured values
+  void measure();  // measures the values for model.bound, direction->model_bound and optimizer.bounds
 };
 
 }  // namespace fastagg::engine

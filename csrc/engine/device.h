@@ -1,7 +1,7 @@
 // The interface of the device on which a server's kernels run. A server on the CPU has no Device.
 //
 // All work for an answer, including the host language's work, is issued between `begin` and `end`, and runs after all
-// earlier work. The runner only collects kernels. `launch` starts the collected kernels.
+// earlier work. The runner collects kernels, and `launch` starts them. Only Runner::pair_sums runs when it is called.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class Device {
   virtual void settle() noexcept = 0;                // waits for all work
   virtual void hold(const store::Owner& owner) = 0;  // keeps memory alive until the work since `begin` is done
   // Makes the kernels' data readable for the device, and starts all collected kernels. If the first kernel does not
-  // start, nothing has changed.
+  // start, nothing has changed. If a later kernel does not start, the server's state is lost.
   virtual void launch() = 0;
   // Loads the code of all kernels that this optimizer and direction use, so that the first answer is not slow.
   virtual void load(const Optimizer& optimizer, const DirectionState& direction) = 0;

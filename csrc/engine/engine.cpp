@@ -1,4 +1,4 @@
-// Implements a server's operations, and executes the operations of a log again.
+// Implements a server's operations (engine.h), also for a recovery, which executes the operations of a log again.
 #include "engine.h"
 
 #include <algorithm>
@@ -56,7 +56,7 @@ Model::SentModel Engine::sent_now(int format) {
   return model.sent[format] = made;
 }
 
-// Returns the look-ahead: the current model after one more step along the momentum.
+// Returns the look-ahead: the current model plus lr * beta1 times the momentum.
 store::Vector Engine::ahead_now() {
   const double rate = optimizer.ahead();
   const store::Vector made = place.memory->vector(settings.size, model.current.dtype);
@@ -194,7 +194,7 @@ void Engine::limit(const Limits& limits) {
   ledger.leases.limits = limits;
   ledger.renew();
   enough_since = std::nan("");
-  is_due();  // starts the clock if a restored round has enough updates
+  is_due();  // starts the round's clock if a restored round has enough updates
 }
 
 // -- answers ---------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ Engine::Result Engine::receive(Answer* answers, size_t count) {
         result.misformed = answer->client;
         told_misformed_ = true;
       }
-      is_due();  // starts the clock if the round has enough updates now
+      is_due();  // starts the round's clock if the round has enough updates now
       for (size_t i = 0; i < taken; ++i)
         next[i].copy.reset();  // so that the next answer is copied to the same memory, which is still in a cache
     }
@@ -237,7 +237,7 @@ size_t Engine::take(Answer* answers, size_t count) {
     if (batch.execute()) return batch.fit();
     group = batch.fit();
   }
-  // If `closes_before` is true, the round has no room for this sum, and ends before the sum is added.
+  // If the round has no room for this sum (`closes_before`), the round ends before the sum is added.
   const Sums* const sums = direction->is.sums;
   if (answers->kind == Answer::kSum && sums && sums->closes_before(answers->count)) {
     AnswerTransaction(*this, *answers).check();
@@ -264,7 +264,7 @@ bool Engine::close_round(Receipt* receipt, bool if_due) {
     return RoundEndTransaction(*this, *receipt).execute();
   } catch (const Refusal& refused) {
     if (!if_due || refused.why != Why::kTooLarge) throw;
-    return false;  // with `if_due` this is no error: the round stays open
+    return false;  // with `if_due` a step that is too large is no error: the round stays open
   }
 }
 

@@ -1,12 +1,12 @@
 // The engine of a server. Its methods are the server's operations. Answers and the ends of rounds are executed as
 // transactions (transaction.h). Only the thread that holds the lock may use the server's state (core.h).
 //
-// An update's sender may write to the update's memory at any time. Such a write must neither put NaN into the state nor
-// break a bound. So the engine takes an update in one of three ways:
+// An update's sender may write to the update's memory at any time, unless Answer::is_private is true. Such a write must neither put NaN into the state nor break a bound. So the engine reads an update in one of three
+// ways:
 //   copied      Inspection copies the elements to the engine's memory. All later stages, and the log, read the copy.
-//   read once   Only the step's kernel reads the elements, and writes to new memory (AnswerTransaction::may_read_once).
-//   read twice  Only if the sender states that the memory is still. Inspection measures the elements. The step's kernel
-//               reads them again, and limits each element's magnitude to the measured norm (Update::limit).
+//   read once   One pass reads the elements, and writes to new memory (AnswerTransaction::may_read_once, or a batch).
+//   read twice  Only if `still` is true. Inspection measures the elements. The step's kernel reads them again, and
+//               limits each element's magnitude to the measured norm, in case that somebody writes (Update::limit).
 #pragma once
 
 #include <optional>
@@ -36,38 +36,41 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
  public:
   using Core::Core;
 
-  // Each method except `is_due` takes the lock. If a method throws Refusal, nothing has changed.
+  // Each method except `is_due` takes the lock. If a method throws Refusal, nothing has changed, except that `dispatch`
+  // and `expire` may have ended overdue tasks.
   // `dispatch` opens a task of the current version. `format`: the encoding of the model that the client is sent, as an
   // index in WireFormats; negative: no encoding.
   Task dispatch(const ClientId& client, int format = kAsItIs);
-  // Opens a task for client `to`, with the version of an open task of client `from`. The task of `from` stays open.
+  // Opens a task of this version for client `to`. Client `from` must have an open task of this version, and keeps that.
   Task hand_on(const ClientId& from, int64_t version, const ClientId& to);
-  // Ends the client's open task of this version. Without a version, ends all its tasks, and forgets the client.
+  // Ends the client's open task of this version. Without a version, ends all the client's tasks and forgets the client.
   void forget(const ClientId& client, std::optional<int64_t> version);
   // Ends overdue tasks. With `before`, also ends all tasks of versions below `before`. Returns how many tasks ended.
   int64_t expire(std::optional<int64_t> before);
   void set_rate(double lr);
   void begin_incarnation(int64_t version, uint64_t number);
-  // Executes answers in order, up to the first answer that is refused. The answers before that one count.
+  // Executes answers in order, up to the first answer that is refused. All answers before that one are executed.
   struct Result {
-    size_t done = 0;                    // how many answers counted
+    size_t done = 0;                    // how many answers were executed
     std::optional<Refusal> refused;     // why the next answer is refused; empty: no answer is refused
-    std::exception_ptr failed;          // an error that stopped the call instead; null: none
+    std::exception_ptr failed;          // another error, which stopped the call; null: none
     std::optional<ClientId> majority;   // the client that sent more than half of a step's updates; reported once
-    std::optional<ClientId> misformed;  // a client whose answer looks like another form than stated; reported once
+    std::optional<ClientId> misformed;  // a client whose answer seems to be of another kind than stated; reported once
   };
   Result receive(Answer* answers, size_t count);
-  // Ends the round with the updates so far. `if_due`: only if the round's time is over. Returns false if the time is
-  // not over, if the round has no update, or if the rule ends rounds only when they are full.
+  // Ends the round with the updates so far, and sets `receipt`. `if_due`: only if `is_due`, and if the step is not too
+  // large. Returns false if the round stays open. A round without updates stays open, and so does every round of a rule
+  // that ends only full rounds.
   bool close_round(Receipt* receipt, bool if_due = false);
-  // Whether the round has had enough updates for as long as Sums::grace says. The caller must hold the lock.
+  // Whether the round has had enough updates for Sums::grace seconds. The round's clock starts once the round has
+  // enough updates. The caller must hold the lock.
   bool is_due();
   // Executes an operation from a log again. If the operation is an answer, `answer` has the answer's contents. If
   // `execute` throws Refusal, nothing has changed. A Refusal with kSetting means that the outcome differs from the
-  // recorded one, so the server has another rule.
+  // recorded one, because the server has another rule or another model.
   void execute(const log::Operation& operation, Answer* answer);
-  // Sets the limits of tasks. Restarts all leases, and the clock of a round with enough updates. While a log is
-  // executed there must be no limits, because the log records which tasks ended.
+  // Sets the limits of tasks. Restarts all leases, and the clock of a round with enough updates (is_due). There must be
+  // no limits while a log is executed, because the log records which tasks ended.
   void limit(const Limits& limits);
 
   Lock lock;
@@ -77,7 +80,7 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
   int64_t apply(const log::Operation& operation);
   Task send(log::Operation operation, int format = kAsItIs);
   size_t take(Answer* answers, size_t count);
-  int64_t end_overdue(int64_t limit);  // ends at most `limit` overdue tasks (negative: all), returns how many
+  int64_t end_overdue(int64_t limit);  // passes `limit` overdue tasks (negative: all); returns how many ended
   Model::SentModel sent_now(int format);
   store::Vector ahead_now();
 

@@ -32,7 +32,7 @@ class ExactSum {
  private:
   static constexpr int kLimbs = 5, kSmallest = 149;
 
-  // `value` must not be negative. A value that is removed must have been added before.
+  // Adds `value`, or removes `value` if `negative`. `value` must be finite, at least 0, and added before it is removed.
   void change(float value, bool negative) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);

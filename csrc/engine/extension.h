@@ -16,12 +16,12 @@
 namespace fastagg::engine {
 
 // New values of pointers and numbers in memory that the host language also reads. `commit` only exchanges old and new
-// values, so it does not call the host language. The old values are released with the Change, after the commit.
+// values, so `commit` does not call the host language. The old values are released with the Change, after the commit.
 class Change {
  public:
   virtual ~Change() = default;
   // Changes the next version, before anybody else holds that version (distillation). The second argument is the
-  // version's number of elements. May fail, and may add changes.
+  // version's number of elements. May fail, and may add values to this Change.
   virtual void finish(const store::Vector&, int64_t) {}
   void commit() noexcept {
     for (auto& [place, value] : pointers) value = __atomic_exchange_n(place, value, __ATOMIC_ACQ_REL);
@@ -36,27 +36,27 @@ class Change {
 
 // The extension's answer to a Question. All results are optional.
 struct Findings {
-  std::optional<double> norm;  // the update's norm
+  std::optional<double> norm;  // the update's norm; none: the inspector's value
   std::optional<double> weight, share;
-  std::optional<double> reported_norm, reported_weight;  // for the receipt, if the step uses other values
+  std::optional<double> reported_norm, reported_weight;  // for the receipt; none: the step's values
   std::optional<double> gain;                            // the factor with which the extension has clipped the update
-  bool drops = false;                                    // true: the answer counts, and its update changes nothing
-  bool waits = false;                                    // whether only `change` uses the update; no step is planned
+  bool drops = false;                                    // whether the update is dropped; the answer ends its task
+  bool waits = false;                                    // true: only `change` uses the update, and no step is planned
   bool finishes = false;                                 // whether `change` changes the next version (Change::finish)
   int32_t next_steps = 0;                                // the client's next number of local steps; 0: unchanged
-  std::optional<Update> update;                          // the vector that replaces the update; none: no vector does
+  std::optional<Update> update;                          // the vector that replaces the update; none: the update stays
   store::Owner owner;                                    // the owner of the memory of `update`
   std::unique_ptr<Change> change;
 };
 
-// An update, and the state that a rule may need (for Extension::prepare). The extension may keep a Question.
+// The argument of Extension::prepare: an update, and the state that a rule may need. The extension may keep a Question.
 struct Question {
   ClientId client;
   int64_t version, now;  // the version that the update was trained from, and the server's current version
   int32_t local_steps;
   double norm, share;  // `norm`: the update's norm before clipping; `share`: the update's weight in a mean
   int64_t room;        // how many updates complete the step, including this one; 0: the rule has no buffer
-  double total;        // the sum of the shares of the updates in the buffer
+  double total;        // the total weight of the updates in the buffer (Sums::total)
   Update update;
   store::Owner owner;
   store::Vector model;    // the current model
@@ -95,7 +95,7 @@ class Extension {
   Callbacks asks;
 
   virtual Findings prepare(Question question) = 0;
-  // Returns the weight of an update by a user's own staleness policy. None: the update is dropped.
+  // Returns the weight of an update that is `delay` versions old, by a user's own policy. None: the update is dropped.
   virtual std::optional<double> weight(int64_t delay) = 0;
   virtual double rate(double lr, const std::vector<int64_t>& delays) = 0;
   struct StepResult {
@@ -103,7 +103,7 @@ class Extension {
     std::unique_ptr<Change> change;
   };
   virtual StepResult step(const store::Vector& direction, const store::Vector& model, double lr, int64_t round) = 0;
-  // Returns the change of the model's statistics by these updates, in order. `outcome`: the updates made a step
+  // Returns the change of the model's statistics by these updates, in order. `outcome`: the updates make a step
   // ("step"), an empty step ("drop") or no step ("keep"). `shares`: the weights of the step's updates (Sums::shares).
   virtual std::unique_ptr<Change> statistics(const std::vector<Statistics>& updates, const std::vector<double>& shares,
                                              const char* outcome) = 0;

@@ -1,4 +1,5 @@
-// An update that is stored until its round ends. The update keeps the form in which it came: its own type, or encoded.
+// An update that is stored until its round ends, or until a buffer adds the update to a sum. The update keeps the form
+// in which it came: its own type, or encoded.
 #pragma once
 
 #include <vector>
@@ -19,13 +20,13 @@ struct HeldUpdate {
   int64_t nbytes() const;
 };
 
-// An encoded update on a device: its bytes (`sent`), and the vector that the bytes are decoded into (`made`).
+// An encoded update on a device: its bytes (`sent`), and the vector of the decoded elements (`made`; empty: none).
 struct DeviceUpdate : DeviceWire {
   store::Vector sent, made;
   DeviceUpdate(const Wire& from, store::Vector bytes);
 };
 
-// Copies the update from the host to `memory` if `there`, otherwise from `memory` to the host. `memory` is a device's.
+// Returns a copy of the update. `there`: true: in `memory`, which is a device's; false: in host memory.
 HeldUpdate moved(const HeldUpdate& held, store::Memory& memory, bool there);
 
 // Moves the update out of the contribution's answer, in the form in which it came. `by` is the update's factor.

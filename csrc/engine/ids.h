@@ -36,7 +36,7 @@ class Ids {
   static int64_t pack(int64_t version, bool applied) { return version << 1 | static_cast<int64_t>(applied); }
   static int64_t unanswered(int64_t version, EndReason why) { return -1 - (version << 2 | why); }
 
-  // Begins a life. The first id follows from `number`. The number of an earlier life continues that life.
+  // Begins a life. The first id follows from `number`. If an earlier life began with this number, that life continues.
   void begin(uint64_t number) {
     const auto first = static_cast<int64_t>(number >> 1 & kBegins) + 1;
     lives_.reserve(lives_.size() + 1);
@@ -51,7 +51,7 @@ class Ids {
   }
 
   int64_t next() const { return lives_.empty() ? 1 : lives_.back().next; }
-  // Makes room for one more id, and for the outcomes of `open` + 1 more tasks. Then `use` and `end` do not allocate.
+  // Makes room for one more id, and for the outcomes of `open` + 1 open tasks, so that `use` and `end` do not allocate.
   void reserve(size_t open) {
     lives_.reserve(lives_.size() + 1);
     const size_t needed = std::min(kRemembered, ended_.size() + open + 1);
@@ -80,12 +80,12 @@ class Ids {
       oldest_ = (oldest_ + 1) % kRemembered;
     }
   }
-  // Returns how a task ended. Null: this is not remembered.
+  // Returns how a task ended. Null: no outcome of the task is remembered.
   const EndedTask* ended(int64_t id) const {
     const auto entry = std::find_if(ended_.begin(), ended_.end(), [&](const EndedTask& task) { return task.id == id; });
     return entry == ended_.end() ? nullptr : &*entry;
   }
-  // Returns how the client's last task of `version` ended (empty: of any version). Null: not remembered.
+  // Returns how a client's last task of `version` ended (empty: of any version). Null: no outcome is remembered.
   const EndedTask* last(uint32_t client, std::optional<int64_t> version) const {
     for (size_t i = ended_.size(); i-- > 0;) {
       const EndedTask& task = ended_[(oldest_ + i) % ended_.size()];

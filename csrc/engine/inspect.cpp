@@ -1,5 +1,5 @@
-// The stages of an answer before its step is planned. These stages find the answer's task, read the answer's bytes, and
-// compute the update's norm and weight. Each stage may refuse the answer.
+// The stages of an answer before its step is planned, and place_participants, which is called later. These stages find
+// the answer's task, read the answer's bytes, and compute the update's norm and weight. They may refuse the answer.
 #include <algorithm>
 #include <cmath>
 
@@ -9,8 +9,8 @@
 namespace fastagg::engine {
 namespace {
 
-// A leaf server's sum may have this many updates, even if the buffer has room for fewer. The limit protects the memory,
-// because a round stores a version number for each update.
+// A leaf server's sum may have this many updates, even if the buffer has less room. The buffer stores the version of
+// each update, so a sum of more updates could fill the memory.
 constexpr int64_t kLargestOverflow = int64_t{1} << 20;
 
 void weigh(const Core& of, PendingAnswer& pending) {
@@ -56,7 +56,7 @@ Question question_of(const Core& of, const PendingAnswer& pending) {
 
 }  // namespace
 
-// Finds the task of an answer, and the answer's weight.
+// Finds an answer's task, and computes its share. Computes the weight, too, unless the extension prepares the answer.
 void Stages::find_task(PendingAnswer& pending) {
   Answer& answer = *pending.answer;
   pending.task = core_.find(answer);
@@ -78,11 +78,11 @@ void Stages::find_task(PendingAnswer& pending) {
   brings.share = share_of(core_.settings, answer);
   brings.count = answer.count;
   brings.total = answer.total;
-  pending.counts = brings.share > 0.0 || sums;  // an answer with 0 samples only takes a place in a round
+  pending.counts = brings.share > 0.0 || sums;  // an answer with 0 samples can only fill up a round
   if (!core_.prepares(answer)) weigh(core_, pending);
 }
 
-// Checks that the answer's clients may take part. For a leaf server's sum these are the clients that the leaf names.
+// Checks that the answer's clients may take part. For a leaf server's sum, checks the clients that the leaf names.
 void Stages::check_participants(const Answer& answer) const {
   const Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits()) return;
@@ -91,8 +91,8 @@ void Stages::check_participants(const Answer& answer) const {
   for (const ClientId& client : answer.participants) check(client);
 }
 
-// Adds the answer's clients to the counts of participation. This comes after all checks, so that a refused answer adds
-// no client.
+// Makes room for the answer's clients in the counts of participation. Only the commit counts. The call comes late, so
+// that few refused answers leave a place without counts.
 void Stages::place_participants(PendingAnswer& pending) {
   Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits() || !pending.counts) return;
@@ -103,7 +103,7 @@ void Stages::place_participants(PendingAnswer& pending) {
 }
 
 // Compares a few elements with the model, to check whether the answer is a trained model or an update, as the sender
-// states. The result is only reported. On a device nothing is compared, because the host would have to wait.
+// states. The result is only reported. Nothing is compared for sums, or on a device, where the host would have to wait.
 void Stages::compare_form(PendingAnswer& pending) {
   const Answer& answer = *pending.answer;
   if (core_.place.device || answer.kind == Answer::kSum) return;
@@ -114,8 +114,8 @@ void Stages::compare_form(PendingAnswer& pending) {
 }
 
 // Begins the answer's log record, if there is a log. Then the inspector reads the update and computes its norm. On the
-// CPU the inspector also copies the elements: to the record, or to the engine's own memory if there is no record or if
-// later stages need the elements. On a device the extension may compute the norm instead.
+// CPU the inspector may also copy the elements: to the record, or to the engine's own memory if there is no record or
+// if later stages need the elements. On a device the extension may compute the norm instead.
 void Stages::inspect_update(PendingAnswer& pending) {
   Answer& answer = *pending.answer;
   const Inspector& inspector = *core_.inspector;
@@ -124,7 +124,8 @@ void Stages::inspect_update(PendingAnswer& pending) {
   inspector.inspect(pending, core_.prepares(answer));
 }
 
-// Asks the extension about an update if the rule needs that. Then computes the update's weight and clipping factor.
+// Asks the extension about an update if the rule or the answer needs the extension, and then computes the weight. Also
+// computes the clipping factor, and finds the model for a step that reads the version that the client trained from.
 void Stages::ask_extension(PendingAnswer& pending) {
   Answer& answer = *pending.answer;
   Contribution& brings = pending.brings;

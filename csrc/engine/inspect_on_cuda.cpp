@@ -1,4 +1,4 @@
-// The inspector of a server on CUDA. This inspector copies updates to the device, and computes their norms there.
+// The inspector of a server on CUDA. This inspector copies updates from host memory, and computes norms on the device.
 #include <cmath>
 #include <cstring>
 
@@ -10,9 +10,9 @@
 namespace fastagg::engine {
 namespace {
 
-// An update of at most this many bytes is kept alive until kernels have read it. For a larger update the bindings have
-// told torch not to reuse the memory too early (bindings/arrays.h). With emulated CUDA torch is not told, so every
-// update is kept alive.
+// An update of at most this many bytes, as fp32, is kept alive until kernels have read it. For a larger update the
+// bindings have told torch not to reuse the memory too early (bindings/arrays.h). With emulated CUDA torch is not told,
+// so every update is kept alive.
 #if defined(FASTAGG_CUDA_EMULATED)
 constexpr int64_t kKept = INT64_MAX;
 #else
@@ -47,7 +47,7 @@ class CudaInspector : public Inspector {
   }
 
  private:
-  // Computes an update's norm on the device, and waits for the result.
+  // Copies an update that is in host memory or must be stored. Computes the norm on the device, and waits for the norm.
   void measure(PendingAnswer& pending) const {
     Answer& answer = *pending.answer;
     if (answer.in_host) {
@@ -63,7 +63,7 @@ class CudaInspector : public Inspector {
     card_.queue->wait();
     if (is_.combines && answer.update.pieces.front().dtype == kDeviceEncoded) {
       auto& there = *static_cast<DeviceUpdate*>(answer.owner.get());
-      there.numbers = nullptr, there.made = {};  // the queue keeps the decoded numbers until they are read
+      there.numbers = nullptr, there.made = {};  // the queue keeps the decoded numbers until kernels have read them
     }
     pending.norm = norm_of(sums[0]);
   }
@@ -87,7 +87,8 @@ class CudaInspector : public Inspector {
     if (answer.update.size * static_cast<int64_t>(sizeof(float)) <= kKept) card_.queue->hold(answer.owner);
   }
 
-  // Copies an update from host memory to memory that kernels read: pinned host memory if small, else the device's.
+  // Copies an update from host memory to memory that kernels read: to pinned host memory if the update is small and not
+  // stored, otherwise to the device's memory.
   void bring(Answer& answer) const {
     if (store::is_encoded(answer.update)) return bring_encoded(answer);
     const int64_t size = answer.update.size;

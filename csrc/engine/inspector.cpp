@@ -40,7 +40,7 @@ class CpuInspector : public Inspector {
   // kernels still limit each element's magnitude to the measured norm, so all bounds hold.
   void limit(PendingAnswer& pending) const {
     Update& update = pending.answer->update;
-    update.limit = HUGE_VALF;  // an earlier try may have set it
+    update.limit = HUGE_VALF;  // an earlier attempt may have set the limit
     pending.norm = norm_of(squares_of(*pending.answer, is_.tensors));
     const auto rounded_up = static_cast<float>(std::min(pending.norm * (1.0 + 1e-6), double{FLT_MAX}));
     update.limit = std::max(rounded_up, FLT_MIN);
@@ -53,7 +53,7 @@ class CpuInspector : public Inspector {
   }
 
   // Copies an update to the record, or to new memory if `record` is null. A private update is not copied. If the answer
-  // has a base, the copy is the difference from the base. Returns the sum of squares.
+  // has a base, the copy is the difference from the base. Returns the copy's sum of squares.
   double absorb(Answer& answer, log::Operation* record) const {
     if (answer.is_private) return squares_of(answer, is_.tensors);
     std::vector<log::Part> parts;

@@ -18,10 +18,10 @@ class Inspector {
   virtual ~Inspector() = default;
   // Returns the elements of an answer in host memory, for a log.
   virtual const Update& numbers(const Answer& answer) const = 0;
-  // Refuses an answer that is certainly invalid, before anything is done for the answer.
+  // On the CPU, refuses an answer whose update is not finite. Changes nothing.
   virtual void look_at(const Answer&) const {}
-  // Reads the update once. If the log record has room for the elements, copies the elements to the record. `prepared`:
-  // whether the extension reads the update, too.
+  // Reads the update, and sets `pending.norm`. If the log record has room for the elements, copies the elements to the
+  // record. `prepared`: whether the extension reads the update, too. On a device the extension then sets the norm.
   virtual void inspect(PendingAnswer& pending, bool prepared) const = 0;
 };
 

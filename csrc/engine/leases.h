@@ -23,27 +23,28 @@ struct Limits {
 struct Leases {
   // A task that was sent. The task may have ended since.
   struct SentTask {
-    double ends;
+    double ends;  // when the task's lease ends, in seconds (`time`)
     int64_t version;
-    int64_t token;  // the client's token (clients.h); if the place has another, the client was forgotten
-    int32_t place;  // negative: the client was forgotten
+    int64_t token;  // the client's token (clients.h); another token at the place: the client was forgotten
+    int32_t place;  // the client's place (clients.h); negative: the client was forgotten
   };
   Limits limits;
   double skew = 0.0;         // seconds that are added to the clock, for tests
-  std::deque<SentTask> due;  // in the order of sending; empty if nothing expires
-  int64_t expired = 0;       // number of tasks that have expired
+  std::deque<SentTask> due;  // in the order of sending; after `renew`, of versions; empty if nothing expires
+  int64_t expired = 0;       // the number of tasks that ended overdue, or because `expire` was called
 
   double own_time() const {  // seconds on this process' clock
     return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
-  double time() const { return limits.expires() ? own_time() : 0.0; }  // without limits nothing depends on the time
+  double time() const { return limits.expires() ? own_time() : 0.0; }  // 0 if nothing expires
   Ids::EndReason why_over(int64_t version, int64_t now) const {
     return version < now - limits.max_delay ? Ids::kDelay : Ids::kLease;
   }
   bool is_over(const OpenTask& task, double time, int64_t now) const {
     return task.ends <= time || why_over(task.version, now) == Ids::kDelay;
   }
-  // Returns the seconds since the first task in `due` was sent, whether or not it was answered. 0 if `due` is empty.
+  // Returns the seconds since the first task in `due` was sent or renewed, whether or not the task was answered. 0 if
+  // `due` is empty, or if tasks have no lease.
   double oldest() const { return due.empty() ? 0.0 : std::max(0.0, time() - (due.front().ends - limits.lease)); }
 };
 

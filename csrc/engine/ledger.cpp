@@ -255,9 +255,9 @@ uint64_t Incarnations::of(int64_t version) const {
 }
 
 void Ledger::begin_incarnation(int64_t version, uint64_t number) {
-  incarnations.all.reserve(incarnations.all.size() + 1);  // this may fail, so it comes before all changes
+  incarnations.all.reserve(incarnations.all.size() + 1);  // comes before all changes, because it may fail
   ids.begin(number);
-  int64_t oldest = std::min(version, now);  // the current version may still be sent, and is of an earlier incarnation
+  int64_t oldest = std::min(version, now);  // clients may still be sent the current version
   for (int64_t place = 0; place < roster.tasks.places(); ++place)
     roster.tasks.each(place, [&](const OpenTask& task) { oldest = std::min(oldest, task.version); });
   incarnations.begin(version, number, oldest);

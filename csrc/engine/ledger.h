@@ -1,11 +1,11 @@
-// The ledger stores the open tasks of every client (roster.h), the ends of their leases (leases.h), and how the last
-// tasks ended (ids.h). It also stores the versions that open tasks need, and in which incarnation of the server each
-// version was made. An incarnation lasts from one start or load of the server to the next. Sending, finding and closing
-// a task take O(1) time in the number of clients. Besides the roster, memory is 24 bytes for each of the last 16,384
-// ended tasks. With a lease, each task that was sent within the lease's time takes 32 bytes more.
+// The ledger stores the open tasks of every client (roster.h), the ends of tasks' leases (leases.h), and how the last
+// tasks ended (ids.h). The ledger also stores the versions that open tasks need, and in which incarnation of the server
+// each version was made. An incarnation lasts from one start or load of the server to the next. Sending, finding and
+// closing a task take O(1) time in the number of clients. Besides the roster, memory is 24 bytes for each of the last
+// 16,384 ended tasks. If tasks expire, each sent task takes 32 bytes more until it is overdue, even if it was answered.
 //
-// Callers use the ledger's members directly. The methods of Ledger are operations on several members. If a method
-// fails, nothing has changed. `close` and `pass` cannot fail.
+// Callers use the ledger's members directly. The methods of Ledger are operations on several members. If a method other
+// than `load` fails, nothing has changed. `close` and `pass` cannot fail.
 #pragma once
 
 #include <cstdint>
@@ -56,18 +56,19 @@ class Ledger {
   int64_t place_of(const ClientId& id) const;
   // A task that an answer refers to.
   struct TaskReference {
-    int64_t client;  // the place of the client's record; the client's number if clients are numbered
+    int64_t client;  // the client's place (clients.h), which is the client's number if clients are numbered
     int64_t version;
     int32_t local_steps;  // the number of steps that the client was told to take; 0: not told
     int64_t id;
   };
-  // Finds the client's open task of this version. If `task` is given, the open task must also have this id. Throws
-  // Refusal: kUnknownClient, kUnknownVersion, kStaleIncarnation, kAlreadyCounted, kOtherClient.
+  // Finds the client's open task of this version, or of the version sent last (kLastSent). If `task` is given, the open
+  // task must also have this id. Refuses an overdue task. Throws Refusal: kUnknownClient, kUnknownVersion,
+  // kStaleIncarnation, kAlreadyCounted, kOtherClient.
   TaskReference find(const ClientId& id, int64_t version, int64_t task = kNoTask) const;
 
   // Opens a task: records that the client was sent this version, with this number of local steps. If the client has an
-  // open task of this version already, that task gets the new values. `task`: the task's id, if a log states it.
-  // Returns the place of the client's record. Throws Refusal, kBusy, beyond a limit.
+  // open task of this version already, that task gets the new values. `data`: the version's model. `task`: the
+  // task's id, if a log has the id. Returns the client's place. Throws Refusal, kBusy, beyond a limit.
   int64_t send(const ClientId& id, int64_t version, int32_t local_steps, const store::Vector& data,
                int64_t task = kNoTask);
   // Returns the id of the task that `send` would open, or would give new values.
@@ -77,9 +78,9 @@ class Ledger {
   void close(int64_t place, int64_t version, int64_t outcome) noexcept;
   void forget(const ClientId& id);  // ends the client's tasks and removes the client
 
-  // Returns the next task in `leases.due` whose lease is over or whose version is too old. The task may have ended
-  // already. If the client has no other open task and was sent nothing later, the client is to be forgotten, too.
-  // `pass` ends the task, forgets the client, and goes on to the next task.
+  // Returns the first task in `leases.due` if its lease is over or its version is too old. The task may have ended
+  // already. If clients are not numbered, a client that has no other open task and was sent nothing later is to be
+  // forgotten. `pass` ends the task and forgets the client, as the flags say, and removes the task from `leases.due`.
   struct OverdueTask {
     ClientId client;
     int64_t version;
@@ -87,13 +88,13 @@ class Ledger {
   };
   std::optional<OverdueTask> overdue() const;
   void pass(const OverdueTask& overdue) noexcept;
-  // Ends all tasks of versions below this one. Returns how many.
+  // Ends all tasks of versions below this one. Returns how many tasks ended.
   int64_t expire_before(int64_t version);
-  // Restarts all leases, with the current limits.
+  // Restarts the leases of all open tasks, with the current limits.
   void renew();
 
-  // From this version on, versions belong to the incarnation with this number. Forgets earlier incarnations of which no
-  // task is open.
+  // From this version on, versions belong to the incarnation with this number. Forgets incarnations
+  // that made neither the current version nor the version of an open task.
   void begin_incarnation(int64_t version, uint64_t number);
 
   // The state as columns, with a row for each known client and one for each open task.

@@ -17,7 +17,7 @@ class Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  // Waits for the lock. While it waits, the thread handles signals. With `limited`, throws Refusal, kBusy, if
+  // Waits for the lock. The thread handles signals while it waits. With `limited`, throws Refusal, kBusy, if
   // `most_waiting` threads wait already. Also throws kReentered, kOtherProcess (in a forked process) and kRetired.
   void enter(bool limited = false);
   void leave() noexcept;

@@ -54,7 +54,7 @@ class Model {
     before_.erase(std::remove_if(before_.begin(), before_.end(), gone), before_.end());
     before_.reserve(2 * before_.size() + 8 + WireFormats::kCount);
   }
-  // Makes `next` the current version, and returns the old one in `next`. Empty: the step was in place.
+  // Makes `next` the current version, and returns the old version in `next`. If `next` is empty, the step was in place.
   void advance(store::Vector& next) noexcept {
     if (next && shared) before_.push_back({current.owner, current.data, current.dtype});
     for (const auto& [format, version] : sent)
@@ -70,7 +70,7 @@ class Model {
     float* data;
     Dtype dtype;
   };
-  std::vector<EarlierVersion> before_;  // earlier versions that were shared
+  std::vector<EarlierVersion> before_;  // shared earlier versions, and forms that were sent
 };
 
 }  // namespace fastagg::engine

@@ -34,8 +34,8 @@ class CpuRunner : public Runner {
   void zero(void* memory, int64_t bytes) override { std::memset(memory, 0, static_cast<size_t>(bytes)); }
 };
 
-// Runs the kernels for an update to which the sender may still write. The kernel reads the update once, and sums the
-// squares of the elements in the same pass.
+// Runs the kernels for an update to which the sender may still write. A kernel reads the update once, and in the same
+// pass computes the sum of the elements' squares (`squares`).
 class SinglePassRunner : public CpuRunner {
  public:
   double squares = 0.0;

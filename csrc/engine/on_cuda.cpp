@@ -18,7 +18,7 @@ const T* at(const char* bytes, size_t place) {
   return reinterpret_cast<const T*>(bytes + place);
 }
 
-// Collects the kernels to launch, and the arrays that these kernels read on the device (`packed`).
+// Collects the kernels to launch, and copies of the arrays that these kernels read (`packed`).
 class LaunchList : public Runner {
  public:
   explicit LaunchList(const Card& card) : card_(card) {}
@@ -41,7 +41,7 @@ class LaunchList : public Runner {
   std::vector<double> pair_sums(const std::vector<WeightedUpdate>& held, int64_t size, const uint8_t* wanted,
                                 bool apart) override {
     const auto count = static_cast<int64_t>(held.size()), wide = (count + cuda::kSide - 1) / cuda::kSide;
-    std::vector<int32_t> tiles(static_cast<size_t>(wide * wide));  // a flag per tile, later the wanted tiles' numbers
+    std::vector<int32_t> tiles(static_cast<size_t>(wide * wide));  // flags of all tiles, then the wanted tiles' numbers
     for (int64_t i = 0; i < count; ++i)
       for (int64_t k = i; k < count; ++k)
         if (wanted == nullptr || wanted[i * count + k] != 0)
@@ -123,11 +123,11 @@ class LaunchList : public Runner {
 
   std::vector<std::function<void(const cuda::LaunchPlace& where, const char* bytes)>> launches;
   std::vector<char> packed;
-  int64_t longest = 0;  // the number of elements of the longest vector whose kernels read `packed`
+  int64_t longest = 0;  // the most elements that a kernel processes while it reads `packed`
 
  private:
-  // Appends values to `packed`. Kernels read the values once for each block of a vector of `size` elements. Returns the
-  // byte offset of the first value.
+  // Appends values to `packed`. `size`: the number of elements that the kernel processes. The kernel reads the values
+  // again for each block of elements. Returns the byte offset of the first value.
   template <typename T>
   size_t pack(const T* values, size_t count, int64_t size) {
     longest = std::max(longest, size);
@@ -137,7 +137,7 @@ class LaunchList : public Runner {
     return place;
   }
 
-  // `weights`: the factors of the updates. Null: each update's own factor.
+  // Returns the updates as kernels read them. `weights`: the factors of the updates. Null: each update's own factor.
   std::vector<cuda::HeldRow> rows_of(const std::vector<WeightedUpdate>& held, const float* weights) {
     std::vector<cuda::HeldRow> rows;
     for (size_t k = 0; k < held.size(); ++k) {
@@ -150,7 +150,7 @@ class LaunchList : public Runner {
       Update update = *held[k].update;
       store::Owner owner;
       const bool kept = reinterpret_cast<uintptr_t>(update.pieces.front().data) % kApart == 0;
-      if (update.pieces.size() > 1 || !kept) keep(card_, update, owner);  // only updates from checkpoints need this
+      if (update.pieces.size() > 1 || !kept) keep(card_, update, owner);  // only for updates from checkpoints
       row.data = update.pieces.front().data, row.dtype = update.pieces.front().dtype;
     }
     return rows;
@@ -263,7 +263,7 @@ class CudaRunner : public Device {
     return card_.stream();
   }
 
-  // Copies `packed` to memory that kernels can read. Returns the address of the copy.
+  // Copies `packed` to memory that kernels can read. Returns the address of the copy, or null if `packed` is empty.
   const char* bring(const cuda::LaunchPlace& where) {
     const std::vector<char>& packed = kernels_->packed;
     if (packed.empty()) return nullptr;
@@ -281,9 +281,9 @@ class CudaRunner : public Device {
 
   const Card card_;
   const std::shared_ptr<LaunchList> kernels_;
-  store::Vector sent_;  // the copy of `packed` on the device, if it is large
+  store::Vector sent_;  // the copy of `packed` on the device, if kernels do not read pinned memory
   size_t room_ = 0;
-  bool torn_ = false;  // whether a launch failed after others; the server's vectors are then changed only in part
+  bool torn_ = false;  // whether a kernel failed to start after others; the server's vectors are then changed in part
 };
 
 }  // namespace

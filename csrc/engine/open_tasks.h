@@ -108,7 +108,7 @@ class OpenTasks {
   }
 
   // By place. Without open tasks: the version that the client was sent last, or kUnknown. With open tasks: -2 minus the
-  // index of the first one in `tasks_`.
+  // index of the client's first open task in `tasks_`.
   std::vector<int64_t> records_;
   std::vector<OpenTask> tasks_;
   int32_t free_ = -1;

@@ -32,7 +32,7 @@ OptimizerState::OptimizerState(const OptimizerSettings& chosen, int64_t size, ui
   };
   const int64_t blocks = blocks_of(size);
   const int64_t nbytes = settings.coded ? blocks * kScaleBlock : size * static_cast<int64_t>(sizeof(float));
-  // v and vhat start at `initial`. Moments in 8 bits start at the code that is nearest to `initial`.
+  // v and vhat start at `initial`, or in 8 bits at the code that is nearest to `initial`. m starts at 0.
   const auto first = static_cast<float>(settings.initial);
   const uint32_t unit = settings.coded && first > 0.0f ? unit_bits(bits_of(first), kSpanV) : 0;
   const float stored = std::max(first, 0.125f * float_from_bits(unit));
@@ -76,8 +76,8 @@ double OptimizerState::growth(double lr, double d, double along, MomentBounds& n
     const double part = 1.0 / static_cast<double>(settings.period);
     const double reach = Kind::reach({settings.beta1, settings.beta2, least, part}, d, next);
     if (!Kind::kAlong) largest = std::abs(lr) * reach;
-    // The kernel computes the rate with bias correction, and its product with m, before the division by the root of a
-    // second moment. Neither may overflow.
+    // The kernel computes the rate with bias correction, and the product of rate and m, before the division by the
+    // root of a second moment. Neither the rate nor the product may overflow.
     const double rate = std::abs(lr) / (settings.bias_correction ? 1.0 - settings.beta1 : 1.0);
     if (Kind::kV && !Kind::kPlain && rate * std::max(next.m, 1.0) > kLargestModel) largest = HUGE_VAL;
     if (settings.look_ahead) largest += std::abs(lr) * settings.beta1 * next.m;
@@ -87,7 +87,7 @@ double OptimizerState::growth(double lr, double d, double along, MomentBounds& n
 
 MomentBounds OptimizerState::measured() const {
   if (!settings.coded) return {norm_of(m_, size_), std::max(norm_of(v_, size_), norm_of(vhat_, size_))};
-  // A code of m stands for less than 2^17 units of its block, a code of v for less than 2^33 (math/moments.h).
+  // A code of m stands for less than 2^17 units of its block, a code of v for less than 2^33 units (math/moments.h).
   const int64_t blocks = blocks_of(size_);
   const auto largest = [&](int64_t begin) {
     return blocks == 0 ? 0.0

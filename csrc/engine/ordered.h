@@ -1,5 +1,5 @@
-// A direction that wraps a buffer. Updates are stored until their round is complete. Then the buffer gets all of them,
-// in the order of their clients' ids. So the result does not depend on the order of arrival.
+// A direction that wraps a buffer. Updates are stored until their round is complete. Then the buffer gets all updates,
+// in the order of their clients' ids. So the result does not depend on the order in which different clients answer.
 #pragma once
 
 #include "answer.h"
@@ -33,7 +33,7 @@ class OrderedDirection : public DirectionState, public Sums {
   // The plan for the next update:
   Outcome outcome_ = Outcome::kKept;
   const Contribution* last_ = nullptr;
-  Contributions all_;  // if the round ends: its contributions, in the order of clients
+  Contributions all_;  // if the round ends: its contributions, in the order of clients; else empty
 };
 
 }  // namespace fastagg::engine

@@ -2,7 +2,7 @@
 // in every form (an update, a model, a leaf server's sum, a record of the log). `dispatch` checks the limits first, so
 // that no client trains in vain. Every answer is checked again.
 //
-// The counts stay when a server forgets a client. If the same id comes again, its counts continue. The counts take 45
+// The counts stay when a server forgets a client. If the id comes again, the id's counts continue. The counts take 45
 // to 50 bytes for each answering client whose id is a number, and nothing in a server without limits.
 #pragma once
 
@@ -17,7 +17,7 @@ class Participation {
   struct Policy {
     int64_t per_step = 0;       // the most counted answers of a client in a step; 0: no limit
     int64_t separation = 0;     // the least difference between the steps of a client's counted answers; 0: no limit
-    int64_t total = INT64_MAX;  // the most counted answers of a client in all
+    int64_t total = INT64_MAX;  // the most counted answers of a client in all; INT64_MAX: no limit
     bool limits() const { return per_step > 0 || separation > 0 || total < INT64_MAX; }
   };
   Policy policy;
@@ -49,7 +49,7 @@ class Participation {
 
  private:
   struct ParticipationEntry {
-    int64_t step = 0, version = -1;  // the number of steps, and the version, at the last counted answer
+    int64_t step = 0, version = -1;  // the number of steps so far, and the version, at the last counted answer
     int64_t in_step = 0, times = 0;  // how many answers counted in `version`, and in all
   };
   Clients clients_;

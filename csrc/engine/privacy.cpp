@@ -10,10 +10,10 @@
 namespace fastagg::engine {
 namespace {
 
-// The uses of a step's key: noise on elements, noise on a count, encryption. Each use is the nonce of a random stream.
+// The uses of a version's key: noise on elements, noise on a count, encryption. Each number is the nonce of a stream.
 enum NoiseUse : uint64_t { kElements = 0, kCount, kStored };
 
-// The master key is used with this number instead of an incarnation. Incarnations have only 63 bits.
+// `key_id` uses this number in place of an incarnation. Incarnations have 63 bits, so none has this number.
 constexpr uint64_t kNobody = UINT64_MAX;
 
 double normal_of(const ChaChaKey& key) {

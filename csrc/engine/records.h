@@ -24,7 +24,7 @@ class Records {
   log::RecordList of(const log::Operation& operation) const;
   // Begins an answer's record, with room for the update's elements.
   void begin(PendingAnswer& pending, const Update& numbers, const Ledger& ledger) const;
-  // Writes the outcome, which the answer's receipt has, into the record.
+  // Writes the outcome, which the answer's receipt has, into the record. Sets the receipt's `sequence`.
   void decide(PendingAnswer& pending) const;
   void add(log::RecordList record) const noexcept {
     if (!record.empty()) journal_->push(std::move(record));
@@ -34,8 +34,8 @@ class Records {
   std::shared_ptr<log::Journal> journal_;
 };
 
-// Returns the layout of an update's copy in memory: a part for each run of pieces of one type. For a trained model with
-// a base, the copy is the difference from the base, in fp32.
+// Returns the layout of an update's copy in memory: one part for each run of pieces of one type. For a trained model
+// with a base, the copy is the difference from the base, in fp32.
 std::vector<log::Part> parts_of(const Answer& answer, const Update& update);
 Update update_at(const std::vector<log::Part>& parts);
 

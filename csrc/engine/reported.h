@@ -17,10 +17,10 @@ struct ReportedStatistics {
   bool has_values() const { return size > 0 || !counters.empty(); }
 };
 
-// The limits of a model's statistics. Variances and counts must not be negative. Each pair (begin, end) is a range of
-// variances in ReportedStatistics::values, or of counts in `counters`.
+// The limits of a model's statistics. Variances and counts must not be negative. Each pair (begin, end) is the range
+// begin..end-1 of variances in ReportedStatistics::values, or of counts in `counters`.
 struct StatisticsRules {
-  double limit = 0.0;  // the largest allowed magnitude, so that the mean of many clients' values stays finite
+  double limit = 0.0;  // the largest allowed norm of all values, so that the mean of many clients stays finite
   std::vector<std::pair<int64_t, int64_t>> variances, counts;
 };
 bool fits(const ReportedStatistics& reported, const StatisticsRules& rules);  // whether all limits hold

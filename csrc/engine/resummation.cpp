@@ -30,8 +30,8 @@ void Resummation::make_room(int64_t shadows) {
   capacity_ = capacity;
 }
 
-// Whether the recomputation of this block begins with this arrival. In a cycle, block b begins at the fractional part
-// of b times the golden ratio. These parts are evenly spread, for any number of blocks.
+// Whether the recomputation of this block begins with this arrival. In each cycle of arrivals, block b begins when the
+// share of past arrivals is the fractional part of b times the golden ratio. These parts are evenly spread.
 bool Resummation::begins(int64_t block, int64_t arrival) const {
   const uint64_t place = static_cast<uint64_t>(block) * 0x9E3779B97F4A7C15ull;
   const auto turn = static_cast<int64_t>((static_cast<Wide>(place) * static_cast<uint64_t>(cycle_)) >> 64);

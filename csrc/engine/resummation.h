@@ -1,5 +1,5 @@
-// Bounds the rounding errors of the sum of rows, which every arrival changes. The sum is recomputed in double, a few
-// blocks with each arrival. An arrival costs the same for any number of rows.
+// Bounds the rounding errors of the sum of rows. Every arrival of an update changes the sum, with a rounding error. So
+// each arrival also recomputes a few blocks of the sum in double. The cost is the same for any number of rows.
 //
 // With n rows, every block of 1,024 elements is recomputed once in 4n arrivals. The recomputation of a block takes n/16
 // arrivals, and is called a flight. Each arrival in a flight adds 16 rows to the block's shadow, a sum in double. At
@@ -7,7 +7,7 @@
 // too. The arrival at which a flight begins depends only on the block's number and the number of rows. The beginnings
 // of flights are evenly spread.
 //
-// On average an arrival reads a quarter of a row to extend shadows, and a 128th of a row because a row has changed.
+// On average an arrival reads a quarter of a row to extend shadows, and a 128th of the old and of the new row.
 // Shadows take an eighth of a byte per parameter. Their memory grows when needed. A shadow is never moved.
 #pragma once
 
@@ -28,10 +28,10 @@ class Resummation {
   // `memory`: the memory in which the rows are. `owner` keeps the rows alive.
   Resummation(const Rows& rows, std::shared_ptr<store::Memory> memory, store::Owner owner);
 
-  // Begins an arrival, and the flights of the blocks whose recomputation begins with this arrival.
+  // Begins the arrival of this number, and the flights of the blocks whose recomputation begins with this arrival.
   void begin(int64_t arrival);
   // `leaves` subtracts a row from all shadows that have the row, before the row is written. `enters` adds the new row
-  // afterwards. `weight`: the row's weight in the sum.
+  // after the row is written. `weight`: the row's weight in the sum.
   void leaves(Runner& runner, int64_t slot, float weight);
   void enters(Runner& runner, int64_t slot, float weight);
   // Adds the next 16 rows to each shadow, and copies complete shadows to the sum. `weights`: the rows' current weights.
@@ -45,7 +45,7 @@ class Resummation {
 
  private:
   struct Flight {
-    int64_t block, done;  // the rows below `done` are in the shadow
+    int64_t block, done;  // the rows in slots below `done` are in the shadow
     double* shadow;
     int64_t held;  // the value of `done` before this arrival
   };

@@ -9,8 +9,8 @@
 namespace fastagg::engine {
 namespace {
 
-// A squared distance is computed as |a|^2 + |b|^2 - 2ab. If the result is below this share of |a|^2 + |b|^2, it has
-// lost 20 of its 53 bits.
+// A squared distance is computed as |a|^2 + |b|^2 - 2ab. If the result is below this share of |a|^2 + |b|^2, the
+// result has lost at least 20 of its 53 bits.
 constexpr double kLost = 0x1p-20;
 
 using Names = std::vector<std::string>;
@@ -94,9 +94,9 @@ struct MultiKrumRule {
   }
 };
 
-// Returns the distance of each update from a point. The point is the sum of all updates times `shares`. `products` has
-// the inner products of all pairs of updates. An update far from the point has a small share, so no term is much larger
-// than the distances. Sums of squared distances of pairs would lose precision, because large terms cancel.
+// Returns the distance of each update from a point. The point is the sum of shares[k] times update k. `products` has
+// the inner products of all pairs of updates. The rules give a small share to an update far from the point, so no term
+// is much larger than the distances. A sum of pairs' squared distances would be less precise: its large terms cancel.
 std::vector<double> distances_from_point(const std::vector<double>& products, const std::vector<double>& shares) {
   const size_t count = shares.size();
   std::vector<double> distances(count);

@@ -10,13 +10,13 @@
 
 namespace fastagg::engine {
 
-// The settings of all rules. Each rule uses a few of them.
+// The settings of all rules. Each rule uses the settings that RobustRule::settings names.
 struct RobustSetting {
-  double trim = 0.0;       // the share of values that is left out at each end, in [0, 1/2)
-  int64_t f = 0;           // the number of updates that may be arbitrary
-  int64_t keep = 0;        // the number of updates that are kept; 0: all except f
-  int64_t iterations = 0;  // the number of iterations, at least 1
-  double smoothing = 0.0, radius = 0.0;
+  double trim = 0.0;                     // the share of values that is left out at each end, in [0, 1/2)
+  int64_t f = 0;                         // the number of updates that may be arbitrary
+  int64_t keep = 0;                      // the number of updates that are kept; 0: all except f
+  int64_t iterations = 0;                // the number of iterations, at least 1
+  double smoothing = 0.0, radius = 0.0;  // the least distance (geometric median); the norm of a clipped difference
 };
 
 // A rule either combines updates element by element (`combining`), or gives every update a share (`shares`). The
@@ -48,7 +48,7 @@ class RobustCombiner : public Combiner {
 };
 
 // Returns the squared distances of all pairs of updates, [count, count]. The diagonal has the squares of the updates'
-// norms. Distances are computed from inner products. If this loses precision, a distance is computed from differences.
+// norms. Distances are computed from inner products. A distance that would lose precision is computed from differences.
 std::vector<double> squared_distances(const std::vector<WeightedUpdate>& held, int64_t size, Runner& runner);
 
 }  // namespace fastagg::engine

@@ -5,7 +5,7 @@
 namespace fastagg::engine {
 namespace {
 
-// With at least kManyPlaces places, memory is freed if at most one place in kFewUsed is used. This takes time.
+// With at least kManyPlaces places, memory is freed when at most one place in kFewUsed is used. Freeing is slow.
 constexpr size_t kManyPlaces = 4096, kFewUsed = 8;
 
 }  // namespace
@@ -56,7 +56,7 @@ void Roster::remove(int64_t place, std::deque<Leases::SentTask>& due) noexcept {
   shrink(due);
 }
 
-// Frees the places of many forgotten clients. The other clients get new places.
+// If few places are used, frees the places of forgotten clients. The other clients then get new places.
 void Roster::shrink(std::deque<Leases::SentTask>& due) noexcept {
   const auto places = static_cast<size_t>(tasks.places());
   if (places < kManyPlaces || static_cast<size_t>(known) * kFewUsed > places) return;

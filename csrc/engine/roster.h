@@ -1,6 +1,6 @@
 // The clients that a server knows: each client's place (clients.h), its open tasks, and the local steps for its next
-// task. A client takes 8 bytes besides its id. If any client has its own number of steps, every client takes 4 more
-// bytes. An open task takes 40 bytes.
+// task. A client takes 8 bytes besides its id. After the first task with a number of local steps, every client takes
+// 4 more bytes. An open task takes 40 bytes.
 #pragma once
 
 #include <vector>
@@ -22,7 +22,7 @@ class Roster {
 
   int64_t place_for(const ClientId& id);           // returns a client's place, a new one if needed
   std::vector<int64_t> owed(int64_t place) const;  // returns the versions of the client's open tasks
-  // Throws Refusal, kTooSoon, if the client has an open task of another version, whose answer may come at any time.
+  // Throws Refusal, kTooSoon, if the client has an open task of another version than `version`.
   void check_alone(const ClientId& id, int64_t version) const;
   // Whether the client of `due_task` still has the same place. A place without a client has no token, so `is_known` is
   // checked first.
@@ -41,7 +41,7 @@ class Roster {
     if (!steps_.empty()) steps_[static_cast<size_t>(place)] = local_steps;
   }
 
-  // Removes a client that has no open task. If other clients get new places, changes the places in `due`.
+  // Removes a client that has no open task. If other clients get new places, `due` gets these places, too.
   void remove(int64_t place, std::deque<Leases::SentTask>& due) noexcept;
   size_t nbytes() const {
     return tasks.nbytes() + steps_.size() * sizeof(int32_t) + static_cast<size_t>(clients.nbytes());
@@ -50,7 +50,7 @@ class Roster {
  private:
   void shrink(std::deque<Leases::SentTask>& due) noexcept;
 
-  std::vector<int32_t> steps_;  // by place: the steps for the next task; empty: no client has its own number
+  std::vector<int32_t> steps_;  // by place: the local steps for the next task; 0, or empty: no own number
 };
 
 }  // namespace fastagg::engine

@@ -10,9 +10,10 @@ namespace {
 
 constexpr int64_t kNever = INT64_MIN / 2;
 
-// The sum is recomputed at once if its total weight has fallen by more than the factor kLargestFall. Up to this factor,
-// rounding errors from the time of the larger total are at most a millionth of the sum. There is no need if all shares
-// are equal up to the factor kNearlyEqual: the total then falls only because a bounded number of rows leave.
+// One update recomputes the whole sum if the sum's total weight has fallen by more than the factor kLargestFall. Up to
+// this factor, rounding errors from the time of the larger total are at most a millionth of the sum. The sum is not
+// recomputed if all shares are equal up to the factor kNearlyEqual. The total then falls only when rows leave the sum,
+// and only a bounded number of rows can leave.
 constexpr double kLargestFall = 16.0, kNearlyEqual = 2.0;
 
 }  // namespace
@@ -41,7 +42,7 @@ double RowWeights::bound(double of_rows, double of_sum, bool direct) {
 
 bool RowWeights::fell() const {
   const bool lighter = std::max(next.heaviest_total, heaviest_before_) > kLargestFall * next.total;
-  // The planned share counts, too, because it may be the first that differs from the others.
+  // The planned share is included, because this share may be the first that differs from the others.
   const bool equal = heaviest_ == 0.0 ||
                      std::max<double>(heaviest_, next.share) <= kNearlyEqual * std::min<double>(lightest_, next.share);
   return lighter && !equal && next.total > 0.0;
@@ -70,7 +71,7 @@ void RowWeights::commit(bool whole) noexcept {
   heard_of(next.share);
   heaviest_total_ = whole ? next.total : next.heaviest_total;
   if (whole) heaviest_before_ = 0.0;
-  if (++arrivals % (kResummationCycle * clients()) == 0) {  // the whole sum was recomputed since the last time
+  if (++arrivals % (kResummationCycle * clients()) == 0) {  // every block was recomputed since the last time
     heaviest_before_ = heaviest_total_;
     heaviest_total_ = next.total;
   }
@@ -113,7 +114,7 @@ Freshness::Freshness(RowWeights& of, int64_t max_delay, bool by_dispatch, bool f
     : of_(of), max_delay_(max_delay), by_dispatch_(by_dispatch), full_(full), begun_(of.shares.size(), kNever) {}
 
 void Freshness::before_sending(int64_t version) {
-  if (due_count_ > 4 * of_.clients() + 1024) {  // most entries are of dispatches before the client's last one
+  if (due_count_ > 4 * of_.clients() + 1024) {  // most entries are of earlier dispatches than a client's last
     std::unordered_map<int64_t, std::vector<int64_t>> due;
     for (size_t i = 0; i < begun_.size(); ++i)
       if (begun_[i] >= expired_) due[begun_[i]].push_back(static_cast<int64_t>(i));
@@ -129,13 +130,13 @@ void Freshness::sent(int64_t client, int64_t version) noexcept {
   const auto c = static_cast<size_t>(client);
   if (begun_[c] == version) return;
   if (of_.shares[c] > 0.0f && of_.weights[c] == 0.0f) back_.push_back(client);
-  due_.find(std::max(version, expired_))->second.push_back(client);  // a handed-on task may be older than `expired_`
+  due_.find(std::max(version, expired_))->second.push_back(client);  // hand_on may send a version below `expired_`
   begun_[c] = version;
   ++due_count_;
 }
 
-// Finds the clients whose rows are too old for the sum now, and the clients whose rows return to the sum. Each client
-// is checked once after each dispatch.
+// Finds the clients whose rows are too old for the sum now, and the clients whose rows return to the sum. A client is
+// checked once for each version from which its row's age has counted.
 void Freshness::plan_terms(int64_t client, int64_t oldest) {
   RowWeights::Terms& terms = of_.next.terms;
   for (int64_t version = expired_; version < oldest; ++version) {
@@ -159,7 +160,7 @@ bool Freshness::plan(const Contribution& contribution) {
   of_.next.terms.clear();
   const int64_t oldest = contribution.now - max_delay_;
   expired_next_ = begins() ? std::max(expired_, oldest) : expired_;
-  if (!by_dispatch_ && contribution.start >= expired_next_) {  // entries of older versions would never be read
+  if (!by_dispatch_ && contribution.start >= expired_next_) {  // entries of older versions are never read
     std::vector<int64_t>& due = due_[contribution.start];
     if (due.size() == due.capacity()) due.reserve(2 * due.size() + 4);
   }

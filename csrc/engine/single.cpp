@@ -21,8 +21,9 @@ Outcome SingleDirection::plan(const Contributions& contributions, bool, ReadMode
 
 double SingleDirection::bound() const { return is.blends ? bound_ + std::abs(weight_) * 2.0 * model_bound : bound_; }
 
-// An element of a blend is not larger than both blended elements. If samples give an answer a mixing weight above 1,
-// the step would move the model beyond the client's model. Such an answer is refused.
+// With a mixing weight in [0, 1], an element of a blend is at most as large as the larger of the two blended elements.
+// If samples give an answer a mixing weight above 1, the step would move the model beyond the client's model. Such an
+// answer is refused.
 double SingleDirection::growth(double lr) const {
   if (is.blends && is.divisor > 0.0 && lr * weight_ > 1.0 + 1e-9)
     throw Refusal(Why::kSetting,

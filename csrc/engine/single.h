@@ -1,4 +1,4 @@
-// A direction in which every update makes a step. `blend`: whether the step is towards the client's model (FedAsync).
+// A direction in which every update makes a step: along the update, or towards the client's model (FedAsync).
 #pragma once
 
 #include "direction.h"
@@ -7,7 +7,8 @@ namespace fastagg::engine {
 
 class SingleDirection : public DirectionState {
  public:
-  // The step is multiplied by the update's share / `divisor`. `divisor` = 0: the step is not multiplied.
+  // `blend`: whether steps are towards the client's model. `divisor`: steps are multiplied by the update's share /
+  // `divisor`; 0: steps are not multiplied.
   SingleDirection(double sign, bool blend, double divisor) : DirectionState(blend ? 1.0 : sign) {
     is.immediate = is.reads_once = true;
     is.blends = blend;

@@ -1,4 +1,4 @@
-// The formulas of staleness policies: an update's weight, and a step's learning rate, for given delays.
+// The formulas of staleness policies: an update's weight, and a step's learning rate, for given delays in versions.
 // fastagg/rules/staleness.py names each formula's source, and calls the formula. The extension has users' own formulas.
 #pragma once
 
@@ -18,7 +18,7 @@ struct StalenessSetting {
 };
 
 // -- weights: `of` returns the weight of an update that is tau versions old. None: the update is dropped. kSettings has
-// the names of a and b in Python.
+// the names of a and b in Python. Null: the formula does not use the setting.
 
 struct ConstantWeight {
   static constexpr const char* kName = "constant";
@@ -54,7 +54,8 @@ struct CutoffWeight {
 };
 using Weights = List<ConstantWeight, HingeWeight, PolynomialWeight, CosineWeight, CutoffWeight>;
 
-// -- rates: `of` returns the rate of a step whose largest delay tau is above the threshold; lr is the optimizer's rate
+// -- rates: `of` returns the rate of a step whose oldest update is tau versions old, more than the threshold. lr is the
+// optimizer's rate.
 
 struct SameRate {
   static constexpr const char* kName = "same";

@@ -1,4 +1,4 @@
-// The three kinds of transactions, and all stages that come after an update's inspection.
+// The three kinds of transactions (transaction.h), and the stages from `plan` on. inspect.cpp has the earlier stages.
 #include <algorithm>
 #include <cmath>
 
@@ -16,7 +16,8 @@ constexpr int64_t kWorthReadingOnce = int64_t{1} << 13;  // in elements; smaller
 
 bool same(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
-// Checks that the outcome is the recorded one. `was` is null outside of a recovery. `answers`: false for a round's end.
+// Checks that the outcome `now` is the recorded outcome `was`. Checks nothing if `was` is null (outside of a recovery),
+// or if the norm is not known. `answers`: whether the outcome is an answer's; false: a round's end.
 void check_outcome(const log::RecordFields* was, const Receipt& now, bool answers) {
   if (was == nullptr || std::isnan(now.norm)) return;
   if (answers && !same(was->norm, now.norm))
@@ -89,7 +90,7 @@ bool AnswerTransaction::plan() {
   return true;  // an answer that changes nothing still ends its task
 }
 
-// Calls the planned kernel, which writes only to memory that nobody reads. Then checks the update that it has read.
+// Calls the planned kernel, which writes only to memory that nobody reads. Then checks the update that the kernel read.
 bool AnswerTransaction::read() {
   if (!reads_once_) return true;
   TransactionScratch& scratch = core_.scratch;
@@ -148,7 +149,7 @@ size_t BatchTransaction::capacity(const Core& core, const Answer* answers, size_
     const int64_t next = answers[taken].offset;
     if (next >= 0 && next <= offset) break;  // this answer was counted or skipped already
     offset = std::max(offset, next);
-    // Only after a client's first answer has counted, it is known whether the client has a second open task.
+    // A batch has one answer of each client, because a second answer's task is found after the first has counted.
     const auto is_its = [&](const Answer& other) { return other.client == answers[taken].client; };
     if (std::any_of(answers, answers + taken, is_its)) break;
     ++taken;
@@ -330,8 +331,8 @@ void Stages::write_receipt(PendingAnswer& pending, bool ends, double norm) {
   core_.records.decide(pending);
 }
 
-// Does the last work that may fail: computes the model's new statistics, and copies the row that will change if a
-// running checkpoint has not saved the row yet.
+// Computes the model's new statistics. If a row will change that a running checkpoint has not saved yet, copies the row
+// for the checkpoint. On the CPU no later work may fail.
 void Transaction::conclude() {
   const bool counts = pending_.empty() || pending_.front().counts;
   if (counts && core_.extension && core_.extension->asks.statistics) {
@@ -356,7 +357,7 @@ void Transaction::conclude() {
 
 // -- run and commit
 
-// Calls the planned kernels. A device launches the kernels only when their data is ready. Until then nothing changes.
+// Calls the planned kernels. On a device nothing changes until `launch` starts the kernels.
 void Transaction::run() {
   if (!step_.planned) return;
   step_.has_run = true;
@@ -364,7 +365,7 @@ void Transaction::run() {
   try {
     core_.direction->run(*core_.place.runner, step_.kernel);
     if (device == nullptr) return;
-    // The kernels read this memory, which nobody else may hold after this transaction.
+    // The kernels read this memory. Perhaps nobody else holds the memory after this transaction.
     device->hold(core_.model.current.owner);
     for (const PendingAnswer& pending : pending_) device->hold(pending.base.owner);
     device->launch();
@@ -374,7 +375,7 @@ void Transaction::run() {
   }
 }
 
-// Runs the extension's part of a step. This may fail, because it changes only a vector that nobody else holds.
+// Runs the extension's part of a step. The extension may fail, because only a vector changes that nobody else holds.
 void Transaction::finish() {
   if (core_.steps_in_python()) {
     Extension::StepResult stepped =

@@ -9,9 +9,10 @@
 namespace fastagg::engine {
 namespace {
 
-// The most updates that may wait, because each of them makes the step longer, and the most bytes of all of them.
+// At most kMostWaiting updates wait, because each of them makes the step longer. Together they have at
+// most kMostBytes bytes per parameter. The sum has 4 bytes per parameter.
 constexpr size_t kMostWaiting = 32;
-constexpr int64_t kMostBytes = 16;  // in bytes per parameter; a sum takes 4
+constexpr int64_t kMostBytes = 16;
 
 }  // namespace
 
@@ -21,15 +22,15 @@ void SummedBuffer::tell_traits() noexcept {
   folds = is.reads_once && setting_.capacity != 1;
 }
 
-// Whether an update may be stored as it came, instead of being added to the sum at once.
+// Whether an update may be stored as it came, and be added to the sum later.
 bool SummedBuffer::may_wait(const Contribution& contribution) const {
   if (contribution.total >= 0.0 || !store::is_encoded(*contribution.update) || waiting_.size() >= kMostWaiting)
     return false;
   return nbytes_of(waiting_) + store::encoded_in(*contribution.update)->nbytes <= kMostBytes * setting_.size;
 }
 
-// Plans whether this update waits as it came, and into which memory updates are summed. If the update neither waits nor
-// makes a step, one pass adds all waiting updates and this one to the sum. A step's kernel reads the updates itself.
+// Plans whether the update is stored as it came, and to which memory the sum is written. If the update is not stored
+// and makes no step, one pass adds all waiting updates and this update to the sum. A step's kernel reads these updates.
 void SummedBuffer::plan_sum(ReadMode mode) {
   const bool moves = outcome_ == Outcome::kStep, models = mode >= ReadMode::kUpdates;
   waits_ = outcome_ == Outcome::kKept && contributions_.size() == 1 && may_wait(contributions_.front());
@@ -75,7 +76,7 @@ void SummedBuffer::run(Runner& runner, const Optimizer& optimizer) {
   if (steps) step_along(runner, 1.0, optimizer);
 }
 
-// Makes a step along the sum and one more update. `none`: whether the sum is still empty.
+// Makes a step along the sum of all earlier updates and one more update. `none`: whether there is no earlier update.
 void SummedBuffer::run_last(Runner& runner, const Update& update, bool none, const Optimizer& optimizer) {
   const Contribution& last = contributions_.back();
   Direction direction;
@@ -125,7 +126,8 @@ bool SummedBuffer::sum_fields(Archive& archive) {
     tell_traits();
     if (!fresh() && !sum.acc) sum.acc = memory_->vector(setting_.size);
   }
-  const bool there = archive.vector("acc", sum.acc, setting_.size, !fresh());  // between rounds there is no sum
+  // There is no sum between rounds, or while all updates wait.
+  const bool there = archive.vector("acc", sum.acc, setting_.size, !fresh());
   if (fresh() == there) return false;
   if (archive.loads && !memory_->is_host() && !waiting_.empty()) add_loaded();
   return true;

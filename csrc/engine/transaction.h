@@ -40,25 +40,25 @@ struct PendingAnswer {
   log::RecordList record;
   store::Vector base;
   double norm = 0.0;
-  std::vector<int64_t> participants;  // the places of the answer's clients in Participation; empty: not counted
+  std::vector<int64_t> participants;  // the places of the answer's clients in Participation; empty: none is counted
   bool counts = true;                 // whether the update counts; false: the answer only ends its task
-  bool is_misformed = false;          // whether the answer looks like another form than its sender states
+  bool is_misformed = false;          // whether the answer seems to be of another kind than its sender states
 };
 
 // The plan of a step.
 struct Step {
   bool planned = false;   // whether the direction has planned the updates
   bool has_run = false;   // whether the plan's kernels have been called
-  bool finishes = false;  // whether the host language takes part in the step, and may fail
+  bool finishes = false;  // whether the host language takes part in the step
   Outcome outcome = Outcome::kKept;
   double lr = 0.0;
   store::Vector next;  // the memory of the next version; empty: the step is in place
-  store::Vector sum;   // the planned sum, whose memory may become the next version
+  store::Vector sum;   // the planned sum, whose memory may become the next version; empty: none
   Optimizer kernel;
-  std::optional<OptimizerState> moments;  // a copy of the optimizer's state, which the step changes; none: in place
+  std::optional<OptimizerState> moments;  // the copied state that the step changes; none: the step changes no copy
   Bounds bounds;
   std::unique_ptr<Change> change, statistics;  // changes by the extension; null: none
-  log::RecordList record;                      // the log record of a round's end
+  log::RecordList record;                      // the log record of a round's end; empty: none
 };
 
 // Memory that is kept from one transaction to the next, so that transactions rarely allocate.
@@ -129,7 +129,7 @@ class Transaction : protected Stages {
 class AnswerTransaction final : public Transaction {
  public:
   AnswerTransaction(Core& core, Answer& answer) : Transaction(core), answer_(answer) {}
-  // Refuses an answer that is certainly invalid, before anything is done for the answer.
+  // Refuses an answer that has no open task, or that the inspector refuses. Changes nothing.
   void check();
 
  private:
@@ -146,10 +146,10 @@ class AnswerTransaction final : public Transaction {
   bool reads_once_ = false;
 };
 
-// Executes several answers with trained models, or with updates, in one pass. The buffer must have room for all.
+// Executes one or more answers, all with trained models or all with updates, in one pass. The buffer must have room.
 class BatchTransaction final : public Transaction {
  public:
-  // Returns how many of these answers, from the first on, one pass can execute. 0: not even the first.
+  // Returns how many of these answers, from the first on, one pass can execute. 0: the first is executed alone.
   static size_t capacity(const Core& core, const Answer* answers, size_t count);
 
   BatchTransaction(Core& core, Answer* answers, size_t count) : Transaction(core), answers_(answers), count_(count) {}
