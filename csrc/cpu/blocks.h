@@ -1,4 +1,4 @@
-// Helpers for passes over an update. They read its elements in runs or blocks, and divide the work between threads.
+// Helpers for passes over an update. They read the update in runs or blocks, and divide the work between threads.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +46,8 @@ inline void widen(const Kernels& table, const Piece& piece, int64_t offset, floa
 
 inline uint32_t limit_bits(const Update& update) { return update.is_limited() ? bits_of(update.limit) : kNoLimit; }
 
-// Converts n elements of a piece to fp32, limits their magnitudes to the update's limit, and writes them to `out`.
+// Converts n elements of a piece, from the piece's element `offset` on, to fp32, and writes them to `out`. If the
+// update has a limit, limits their magnitudes.
 inline void read_piece(const Kernels& table, const Update& update, const Piece& piece, int64_t offset, float* out,
                        int64_t n) {
   if (!update.is_limited()) return widen(table, piece, offset, out, n);
@@ -56,15 +57,15 @@ inline void read_piece(const Kernels& table, const Update& update, const Piece& 
               tuning().prefetch);
 }
 
-// Whether kernels can read this piece's elements where they are: fp32 elements, without a limit.
+// Returns whether kernels can read the piece's elements in place: the elements are fp32, and the update has no limit.
 inline bool is_plain(const Update& update, const Piece& piece) {
   return piece.dtype == kFloat32 && !update.is_limited();
 }
 
 // Calls visit(values, at, n) for consecutive runs that together cover elements begin..end-1. A run of a plain piece is
-// as long as possible and is read in place. Other pieces are converted by read_piece in `scratch`, one block at a time,
-// so that `scratch` stays in the L1 cache. `limits`: whether `visit` limits the values itself. Then a limited fp32
-// piece is also read in place.
+// read in place, and is as long as possible. Other pieces are converted by read_piece in `scratch`, one block at a
+// time, so that `scratch` stays in the L1 cache. `limits`: whether `visit` limits the values itself. Then a limited
+// fp32 piece is also read in place.
 template <typename Visit>
 void for_each_run(const Update& update, const Kernels& table, int64_t begin, int64_t end, Visit visit,
                   bool limits = false) {
@@ -82,8 +83,7 @@ void for_each_run(const Update& update, const Kernels& table, int64_t begin, int
   }
 }
 
-// Reads blocks of an update in increasing order. A block inside one fp32 piece is read in place. Other blocks are
-// copied to scratch.
+// Reads blocks of an update in increasing order. A block in one plain piece is read in place. Other blocks are copied.
 class BlockReader {
  public:
   BlockReader(const Update& update, const Kernels& table, int64_t position)
@@ -141,8 +141,8 @@ void raise(std::atomic<T>& largest, T value) {
   }
 }
 
-// Returns how many elements a thread takes at a time: a multiple of kBlock, at most tuning().group, and so few that
-// each thread takes several turns. If the work is not shared between threads, the result is `size`.
+// Returns how many elements a thread takes at a time: a multiple of kBlock, from 4*kBlock to tuning().group, and within
+// these limits an eighth of a thread's share. If the work is not shared between threads, the result is `size`.
 inline int64_t turn_of(int64_t size, bool shared) {
   if (!shared) return size;
   return std::clamp((size / (8 * threads()) + kBlock - 1) / kBlock * kBlock, 4 * kBlock, tuning().group);

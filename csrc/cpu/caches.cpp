@@ -1,4 +1,4 @@
-// Operations on the rows of all clients (cpu.h). They compute the sum over the rows, or read one row.
+// Computes sums over the rows of all clients, and reads a client's row (cpu.h).
 #include "blocks.h"
 #include "cpu.h"
 

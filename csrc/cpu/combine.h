@@ -66,7 +66,8 @@ struct Kernels;
 void rows_at(const std::vector<WeightedUpdate>& held, const Kernels& table, int64_t at, int64_t n,
              const Desks::DeskPlace& place);
 
-// out = the combination of all updates in `held`. `desks` must have been made for this number of updates.
+// out = the combination of all updates in `held`. `desks` must be made for this number of updates, and have the
+// updates' factors in weights().
 void combine(const std::vector<WeightedUpdate>& held, const Combiner& combine, Desks& desks, float* out);
 
 // Computes Runner::pair_sums (runner.h). Each update is read once.

@@ -1,6 +1,7 @@
 // Combines rows element by element (math/combine.h). Included by kernels.inl.
 //
-// Up to kFewRows rows are sorted in registers. More rows are sorted in the L1 cache, for a strip of elements at a time.
+// For a trimmed mean, up to kFewRows rows are sorted in registers. Otherwise rows are sorted in a buffer of at most 64
+// KB, for a strip of elements at a time.
 
 constexpr int64_t kFewRows = 16;
 
@@ -86,7 +87,7 @@ void combine_around(const Combination& c) {
   });
 }
 
-// Rows of weight zero are not read.
+// Computes the sum of the weighted rows. Rows of weight zero are not read.
 void combine_mean(const Combination& combination) {
   const Combination c = combination;
   int64_t i = 0;
@@ -111,12 +112,12 @@ void combine_mean(const Combination& combination) {
 
 // -- sums over pairs of rows
 
-constexpr int64_t kHeldSums = kSumLanes / kDoubles;  // the number of vectors that have the lanes of a sum
-// the number of rows, and of columns, of a tile of pairs. The sums of all its pairs stay in registers.
+constexpr int64_t kHeldSums = kSumLanes / kDoubles;  // how many vectors hold the lanes of a sum
+// The number of rows, and of columns, in a tile of pairs. The sums of a tile's pairs stay in registers.
 constexpr int64_t kTile = kFloats == 16 ? 4 : 2;
 
 // Computes a sum over n elements for every pair of a tile. The sum is of products, or with `Apart` of squared
-// differences. Products of floats are exact in double, and every processor adds them in the same order.
+// differences. Products of floats are exact in double. Every processor adds in the same order.
 template <bool Apart>
 FASTAGG_FN void pairs_of(const Pairs& p, const int64_t (&rows)[kTile], const int64_t (&columns)[kTile],
                          double (&totals)[kTile][kTile]) {

@@ -14,33 +14,34 @@ namespace fastagg::cpu {
 using fastagg::RowJob;
 
 // isas() returns the names of the instruction sets in this build, best first, and whether this processor has each of
-// them. isa() returns the name of the instruction set in use. select() puts the instruction set `name` into use. It
-// returns false, and changes nothing, if the processor does not have this instruction set.
+// them. isa() returns the name of the instruction set in use. select() puts the instruction set `name` into use.
+// select() returns false, and changes nothing, if the build or the processor does not have this instruction set.
 std::vector<std::pair<const char*, bool>> isas();
 const char* isa();
 bool select(const char* name);
 
-// Takes a server step, direction and optimizer, in one pass over memory. Without an optimizer, only sums and rows
-// change. Bytes per parameter in fp32: an update into SGD 12, an update into AMSGrad 36, FedBuff's flush 16, FADAS's
-// flush 40. ACE into SGD takes 28 with fp32 rows, 24 with bf16, 22 with int8 and 21 with int4. int8 and int4 rows also
-// have scales, 0.016 bytes per parameter, which are read and written.
+// Takes a server step in one pass over memory: computes the direction and applies the optimizer. If optimizer.kind is
+// negative, only sums and rows change. Bytes of memory traffic per parameter in fp32: an update into SGD 12, an update
+// into AMSGrad 36, FedBuff's flush 16, FADAS's flush 40. ACE into SGD takes 28 with fp32 rows, 24 with bf16, 22 with
+// int8 and 21 with int4. With int8 and int4 rows, reading and writing the scales adds 0.03 bytes.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer);
 
 // acc_out = acc + weight*update (12 bytes per parameter). If acc is null, acc_out = weight*update (8 bytes).
 void accumulate(const Update& update, const float* acc, float weight, float* acc_out);
 
 // acc_out = acc + by_0*update_0 + by_1*update_1 + ..., in this order and in one pass. The result has the same bits as
-// one call of `accumulate` for each update. acc_out may be acc.
+// one call of `accumulate` for each update. There must be an update. acc may be null. acc_out may be acc.
 void add_held(const std::vector<WeightedUpdate>& held, const float* acc, float* acc_out);
 
-// These do the same as `step` and `accumulate`, for an update whose memory the sender may change during the call. Each
-// element is read once, into the L1 cache. Both functions return the sum of squares of the values read (sum_squares).
-// If that sum is not finite, the output is invalid. So the output must not overwrite memory that is still needed. Rows
-// and 8-bit moments are not supported.
+// step_once() and accumulate_once() do the same as step() and accumulate(), for an update whose memory the sender may
+// change during the call. Each element is read once, into the L1 cache. Both functions return the sum of squares of the
+// values read (sum_squares). If that sum is not finite, all outputs are invalid, moments too. So no output may
+// overwrite memory that is still needed. Rows and 8-bit moments are not supported.
 double step_once(const Update& update, const Direction& direction, const Optimizer& optimizer);
 double accumulate_once(const Update& update, const float* acc, float weight, float* acc_out);
 
-// Copies elements first..first+count-1 to `out`, without conversion. All pieces must have one type, of `item` bytes.
+// Copies elements first..first+count-1 to `out`, without conversion. All pieces must have the same type, of `item`
+// bytes.
 void copy(const Update& update, int64_t first, int64_t count, int64_t item, void* out);
 
 // sum = sum of weights[s]*row(s) over all slots with a nonzero weight, added in double and rounded once. The sum is
@@ -48,10 +49,10 @@ void copy(const Update& update, int64_t first, int64_t count, int64_t item, void
 void recompute_sum(const Rows& rows, const float* weights, float* sum, int64_t first, int64_t last, int64_t stride);
 
 // For every job and each of its slots in order: shadow += weights[slot]*row(slot), with the product in fp32 and the sum
-// in double. Slots of weight 0 are not read. If weights is null, all slots have the weight `weight`. A shadow belongs
-// to one job.
+// in double. Slots of weight 0 are not read. If weights is null, each slot has the weight `weight`. Every job has its
+// own shadow.
 //
-// After all slots have been added, in one or more calls, a shadow is recompute_sum's sum before rounding, bit for bit.
+// When all slots have been added in order, by any number of calls, a shadow is recompute_sum's sum before rounding.
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight);
 
 // sum = shadow, rounded once, in the block of every job. `sum` has `size` elements. The jobs' slots have no effect.
@@ -60,9 +61,9 @@ void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size);
 // out = row(slot), decoded to fp32.
 void read_row(const Rows& rows, int64_t slot, float* out);
 
-// Sums that are computed for each tensor of a model while an update u is read. For this, the momentum m is read too, 4
-// bytes more per parameter. Each tensor is cut into parts where the model's strands end (math/reduce.h). A tensor's
-// sums are its parts' sums, added in order, in double. `ends` has the place after each tensor's last element.
+// Sums for each tensor of a model, which are computed while an update u is read. The momentum m is read too, which
+// takes 4 bytes more per parameter. Each tensor is cut into parts where the model's strands end (math/reduce.h). A
+// tensor's sums are its parts' sums, added in order, in double. `ends` has the place after each tensor's last element.
 class Tensors {
  public:
   explicit Tensors(std::vector<int64_t> ends);
@@ -72,12 +73,11 @@ class Tensors {
   TensorSums of(size_t tensor) const;
   const std::vector<int64_t>& ends() const { return ends_; }
   int64_t nbytes() const { return static_cast<int64_t>(parts_.size() * sizeof(TensorSums)); }
-  // Returns the first element of each part, and the end of the last part. A device needs these to compute the parts'
-  // sums.
+  // Returns the first element of each part, and the end of the last part. A device needs these for the sums.
   std::vector<int64_t> begins() const;
   TensorSums* parts() { return parts_.data(); }
   // Computes the sums of the parts in elements at..at+count-1, which must be a whole strand of the model (the last one
-  // may be short). Several threads may process different strands at once.
+  // may be short). Several threads may call `add` for different strands at the same time.
   void add(const float* values, int64_t at, int64_t count);
 
   const float* m = nullptr;  // the momentum, which must be set before `add` is called
@@ -111,21 +111,23 @@ Distances distances(const Update& update, const float* x, const float* base, boo
 // Returns whether an answer probably has the wrong form: an update where the sender says that it is a trained model
 // (`is_trained`), or the other way round. x is the model that the client was sent. An update u is misformed if u is
 // nearly the model or its negative: |u - x| or |u + x| < 0.1*|u|. A trained model t is misformed if t is nearly zero:
-// |t| < 0.1*|t - x|. At most 1,024 elements are compared. Returns false for fewer than 16 or only equal elements.
+// |t| < 0.1*|t - x|. At most 1,024 elements are compared. Returns false for an update of fewer than 16 elements, or if
+// all compared elements are equal.
 bool is_misformed(const Update& numbers, const Update& x, bool is_trained);
 
 // Encodes an update into the arrays of `into` (math/wire.h), which must be allocated for the update's size. Top-k
-// stores the elements of the largest magnitudes. Of equal magnitudes, the first are stored. `ends` must already be set.
-// `key` is the key of the random rounding. Returns whether all numbers are finite. If not, the output is invalid.
+// stores the elements of the largest magnitudes. Of equal magnitudes, the first are stored. For int8-tensor, `ends`
+// must be set. `key` is for the random rounding. Returns whether all numbers are finite. If not, the output is invalid.
 bool encode(const Update& update, const Wire& into, const RandomKey& key);
-void decode(const Wire& wire, int64_t at, float* out, int64_t n);  // `at` must be a multiple of kScaleBlock
+void decode(const Wire& wire, int64_t at, float* out, int64_t n);  // elements at..at+n-1; `at` % kScaleBlock must be 0
 
-// A client's model after training. `base` is the model before training. If `base` is null, `model` is the difference.
+// A client's model after training. `base` is the model before training. If `base` is null, `model` is already the
+// difference.
 struct TrainedModel {
   Update model;
   const float* base;
   float weight;
-  Dtype dtype = kFloat32;  // the base's type
+  Dtype dtype = kFloat32;  // the type of the base's elements
 };
 
 // acc_out = acc + weight_0*(model_0 - base_0) + weight_1*(model_1 - base_1) + ..., added element by element in this
@@ -141,7 +143,8 @@ void fold(const std::vector<TrainedModel>& trained, const float* acc, float* acc
           std::vector<std::atomic<int32_t>>& largest);
 
 // acc_out = acc + weight_0*update_0 + .... The result has the bits of one `accumulate_once` call for each update.
-// squares[k] becomes the value that the call for update k returns. No update may have a base. acc_out must not be acc.
+// squares[k] becomes the value that the call for update k returns. There must be an update. Bases are ignored. acc may
+// be null. acc_out must not be acc.
 void fold_once(const std::vector<TrainedModel>& updates, const float* acc, float* acc_out,
                std::vector<double>& squares);
 
@@ -155,7 +158,7 @@ void soft_targets(const T* logits, double scale, int64_t rows, int64_t classes, 
 // Returns alpha (Eq. 4), and the mean loss over the rows whose label is not kIgnored. Writes the loss's gradient with
 // respect to the student's logits [rows, classes]. Row r of the student belongs to the teachers' row which[r], or to
 // row r if `which` is null. `teachers` is the number of the teachers' rows. Throws std::out_of_range, with nothing
-// written, if which[r] is not one of these rows, or if a label is not a class.
+// written, if which[r] is not one of these rows, or if a label of these rows is neither a class nor kIgnored.
 struct DistillationLoss {
   double loss;
   double alpha;
@@ -166,8 +169,8 @@ DistillationLoss distill(const T* logits, const T* probs, const int64_t* labels,
                          double alpha_max, T* gradient);
 
 // Returns the CRC-32C (Castagnoli, as in RFC 3720) of `count` bytes. `before` is the checksum of earlier bytes to which
-// these are appended, or 0 if there are none. Uses the processor's instruction if there is one, otherwise a table. With
-// `in_software`, the table is always used.
+// these are appended, or 0 if there are none. Uses the processor's instruction if there is one, otherwise tables. With
+// `in_software`, tables are always used.
 uint32_t crc32c(const void* data, int64_t count, uint32_t before, bool in_software);
 
 }  // namespace fastagg::cpu

@@ -50,8 +50,7 @@ uint32_t portable(uint32_t crc, const uint8_t* data, int64_t count) {
   return crc;
 }
 
-// The effect on a checksum if a fixed number of zero bytes is appended, as a matrix over bits. times(crc) returns the
-// new checksum.
+// The effect of a fixed number of appended zero bytes on a checksum: a matrix over bits. times(crc) applies it.
 struct Zeros {
   uint32_t column[32];
 
@@ -72,8 +71,8 @@ Zeros zeros(int64_t bytes) {
   return matrix;
 }
 
-// A CRC instruction takes three cycles, but one can start in each cycle. So the checksums of three parts of kPart bytes
-// are computed at once. To join them, each checksum is advanced past as many zero bytes as the later parts have.
+// A CRC instruction takes three cycles, but one can start in each cycle. So the loop computes three parts of kPart
+// bytes in turns. To join the checksums, each checksum is advanced past as many zero bytes as the later parts have.
 constexpr int64_t kPart = 4096;
 
 #if defined(__x86_64__)

@@ -10,8 +10,8 @@
 
 namespace fastagg::cpu {
 
-// While the object lives, the thread that made it computes by IEEE 754. So results do not depend on the thread's modes.
-// The destructor restores these modes.
+// While the object lives, its thread computes by IEEE 754 (on x86-64 and arm64). So results do not depend on the
+// thread's modes. The destructor restores these modes.
 class PlainFloats {
  public:
   PlainFloats() : before_(modes()) {

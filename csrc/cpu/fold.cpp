@@ -14,7 +14,7 @@ size_t together(const std::vector<TrainedModel>& trained, size_t first) {
   return same == 3 ? 2 : same;
 }
 
-// Returns elements at..at+n-1 of a model's base, or null if there is no base. A bf16 base is widened into scratch.
+// Returns elements at..at+n-1 of a model's base, or null without a base. An fp16 or bf16 base is widened into scratch.
 const float* base_at(const Kernels& table, const TrainedModel& model, int64_t at, int64_t n, Scratch& scratch) {
   if (model.base == nullptr || model.dtype == kFloat32) return shifted(model.base, at);
   widen(table, {model.base, 0, 0, model.dtype}, at, scratch.values, n);
@@ -28,7 +28,7 @@ void fold(const std::vector<TrainedModel>& trained, const float* acc, float* acc
   if (trained.empty()) return;
   const Kernels& table = kernels();
   const int64_t size = trained.front().model.size;
-  const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // an estimate: one more vector for each model
+  const int64_t vectors = static_cast<int64_t>(2 * trained.size());  // an estimate: two vectors for each model
   const bool past = bypasses(4 * size * vectors) && acc_out != acc && aligned(acc_out);
   const bool whole_blocks =
       acc_out != nullptr && trained.front().dtype == kFloat32 && together(trained, 0) == trained.size();
@@ -45,7 +45,7 @@ void fold(const std::vector<TrainedModel>& trained, const float* acc, float* acc
         for (size_t k = 0; k < count; ++k)
           plain = std::min(plain, readers[k].emplace(trained[first + k].model, table, at).plain(at));
         if (whole_blocks)
-          n = std::max(n, plain / kBlock * kBlock);  // as many whole blocks as are contiguous in all models
+          n = std::max(n, plain / kBlock * kBlock);  // the most whole blocks that can be read in place in all models
         Fold run{};
         run.count = static_cast<int>(count);
         for (size_t k = 0; k < count; ++k) {

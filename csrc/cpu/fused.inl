@@ -1,9 +1,8 @@
 // Loops over fp32 vectors that compute a direction and take an optimizer's step. There is one loop for every
-// combination of the two. Included by kernels.inl.
+// combination of a direction and an optimizer that is used. Included by kernels.inl.
 //
 // A direction is a struct. `reads` visits the vectors that the loop reads, so that they can be prefetched. `of`
-// computes D at place i with the operations L. Most of a run uses vectors. The end of a run uses single elements, which
-// give the same bits.
+// computes D at place i with the operations L. A run uses vectors, and single elements at its end, with the same bits.
 
 FASTAGG_FN void ahead_of(const void* pointer) { __builtin_prefetch(pointer, 0, 3); }
 
@@ -28,7 +27,7 @@ FASTAGG_FN void put(typename L::F value, float* to, bool streams) {
   L::store(value, to);
 }
 
-// Limits the magnitude of a value. `limit` has a float's bits. A NaN's magnitude has larger bits than any number's.
+// Limits the magnitude of a value. `limit` has a float's bits. A NaN gets the magnitude `limit`.
 template <typename L>
 FASTAGG_FN typename L::F limited(typename L::F value, uint32_t limit) {
   const auto bits = L::bits(value);
@@ -88,7 +87,7 @@ struct BlendLoop {
   }
 };
 
-// Both: whether there are an old row to read and a new row to write. Otherwise one of the two may be missing.
+// Both: whether there are an old row to read and a new row to write. Otherwise either row, or both, may be missing.
 template <bool Both>
 struct MeanLoop {
   static constexpr bool kReadsX = false;

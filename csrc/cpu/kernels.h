@@ -23,15 +23,15 @@ enum FusedDirection : int {
   kAlongFlush,
   kAlongBlend,
   kAlongReplace,     // mean, with an old row and a new row
-  kAlongEnter,       // mean, without an old row or without a new row
+  kAlongEnter,       // mean, without an old row, without a new row, or without both
   kAlongBuffered,    // calibrated, without a step
   kAlongCalibrated,  // calibrated, with a step
   kAlongSum,         // D = sum*sum_scale, where the sum already includes the update
   kAlongs
 };
 
-// What a fused loop does with its direction. A number below kGives is a place in Optimizers. The loop then takes the
-// step of this optimizer.
+// What a fused loop does with its direction. A number below kGives means the step of the optimizer at this place in
+// Optimizers.
 constexpr int kGives = Optimizers::kCount;      // out = D
 constexpr int kMoves = Optimizers::kCount + 1;  // no output: only the sum and the row are updated
 constexpr int kActs = Optimizers::kCount + 2;
@@ -70,14 +70,15 @@ struct CodedBlock {
 };
 
 // The arguments of a kernel that stores gain*in as a block of a client's row. If `sum` is not null, the kernel also
-// does sum += entering*new - leaving*old, and sum += term_weight*term. n is a multiple of kScaleBlock.
+// does sum += entering*new - leaving*old with decoded rows (`exchanged` in math/directions.h), and then sum +=
+// term_weight*term. n is a multiple of kScaleBlock.
 struct RowChange {
   const float* in;
   float gain;
   const uint32_t* words;  // this block's random words
   Row write;
   int64_t n, ahead;
-  const float* ask;  // a block to prefetch, because the next stage reads it
+  const float* ask;  // a block to prefetch for the next stage, if `ahead` is not 0
   Row read = {};     // the old row, which may be the written row; null data: there is no old row
   Row term = {};     // a row other than the written row; null data: there is no term
   float entering = 0.0f, leaving = 0.0f, dither = 0.0f, term_weight = 0.0f;
@@ -128,7 +129,7 @@ struct NoiseBlock {
   const float* ask[3];
 };
 
-// The kernels for a row of the distillation loss (math/distill.h).
+// The kernels for a row of the distillation loss (math/distill.h). `share`: 1/the number of rows in the loss.
 template <typename T>
 struct RowLoss {
   void (*targets)(const T* logits, T scale, int64_t classes, T* probs, int64_t* label, double* entropy);
@@ -138,13 +139,14 @@ struct RowLoss {
 
 constexpr int kSums = 3;
 
-// Encodes a block into codes and scales. The block must begin with a scale block. `words`: the block's random words.
+// Encodes a block into codes and scales. A scale block begins at `in`. `words`: the block's random words.
 using Encoder = void (*)(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales);
 
 struct Kernels {
   const char* isa;
   int lanes;                                      // floats per vector
   void (*fused[kAlongs][kActs])(const Run& run);  // null: this loop does not exist
+  // `first` is the number of the block's first scale block. Null if the optimizer's moments are never 8-bit.
   void (*coded[Optimizers::kCount])(const CodedBlock& block, const Hyper& hyper, const RandomKey& key, int64_t first);
   void (*widen_f16)(const uint16_t* in, float* out, int64_t n);
   void (*widen_bf16)(const uint16_t* in, float* out, int64_t n);
@@ -157,13 +159,13 @@ struct Kernels {
   void (*decode[RowFormats::kCount])(Row row, float* out, int64_t n, int64_t ahead);
   // Decodes elements at..at+n-1 of an encoded update. `at` is a multiple of kScaleBlock.
   void (*decode_wire[WireFormats::kCount])(const Wire& wire, int64_t at, float* out, int64_t n, int64_t ahead);
-  Encoder encode_wire[WireFormats::kCount];  // null if the format has no code for every element
+  Encoder encode_wire[WireFormats::kCount];  // null if the format is not a DenseFormat
   Encoder encode_values[ValueCodecs::kCount];
   void (*encode_nearest)(const float* in, int64_t n, float inverse, int8_t* codes);
-  uint32_t (*largest)(const float* in, int64_t n);  // returns the bits of the largest magnitude
+  uint32_t (*largest)(const float* in, int64_t n);  // returns the bits of the largest magnitude in `in`
   // sum += weight*row
   void (*add_row[RowFormats::kCount])(float* sum, Row row, float weight, int64_t n, int64_t ahead);
-  // total += weight*row, in double
+  // total += weight*row, with the product in fp32 and the sum in double
   void (*add_exactly[RowFormats::kCount])(double* total, Row row, float weight, int64_t n, int64_t ahead);
   void (*settle)(const double* total, float* sum, int64_t n);
   // Sums over at most one strand (math/reduce.h). `squares` sums update^2. `apart` sums update^2, (x - base)^2 and, if
@@ -171,7 +173,7 @@ struct Kernels {
   void (*squares)(const float* update, int64_t n, int64_t ahead, double* out);
   // Sums as `squares` does, and copies the update. Each element is loaded once.
   void (*copy_squares)(const float* update, float* copy, int64_t n, int64_t ahead, double* out);
-  // Returns the sum of squares of a top-k over the whole group that starts at `begin`.
+  // Returns the sum of squares of a top-k's elements in the group (math/reduce.h) that starts at `begin`.
   double (*squares_topk[ValueCodecs::kCount])(const Wire& wire, int64_t begin);
   void (*apart)(const float* update, const float* x, const float* base, bool inner, int64_t n, int64_t ahead,
                 double* out);
@@ -179,12 +181,13 @@ struct Kernels {
   void (*add_pairs)(const Pairs& run);
   RowLoss<float> distill_f32;
   RowLoss<double> distill_f64;
-  // Trains a client's model. `memory` is a workspace for the network. The borders of the network's images must be zero.
+  // Trains a client's model. `memory` is the network's workspace. The borders of images in the workspace must be zero.
   void (*train)(const train::Net& net, const train::TrainCall& call, float* memory);
 };
 
 // kernels() is the table in use, with the widest vectors of its instruction set. streaming_kernels() is the table for
-// loops over vectors that do not fit in the caches (tuning.h, `width`). Of the latter, only `fused` may be used.
+// loops over vectors that do not fit in a core's cache (tuning.h, `width` and `wide_below`). Only the `fused` kernels
+// of streaming_kernels() may be used.
 const Kernels& kernels();
 const Kernels& streaming_kernels();
 

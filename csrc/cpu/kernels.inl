@@ -1,7 +1,8 @@
 // The kernels of one table. Each kernels_*.cpp includes this file once, and is compiled with the flags of an
-// instruction set. The file defines the vector width (FASTAGG_LANES floats) and the table's namespace (FASTAGG_TABLE).
-// Only the table may have external linkage. The kernels must not use the C++ library, because the linker could keep one
-// table's copy of a shared template for all tables (math/portable.h).
+// instruction set. The kernels_*.cpp defines the vector width (FASTAGG_LANES floats), the table's namespace
+// (FASTAGG_TABLE) and the name of the instruction set (FASTAGG_ISA). Only the table may have external linkage. The
+// kernels must not use the C++ library, or the linker could keep one table's copy of a template for all
+// (math/portable.h).
 
 #include <cfloat>
 
@@ -85,7 +86,8 @@ constexpr void fill_values(Kernels& to, List<Each...>) {
 }
 #endif
 
-// Sets a direction's loops: one for each optimizer, and one that only writes D. A turned direction needs the moment m.
+// Sets a direction's loops: one for each optimizer, and one that only writes D. A turned direction has no loop (null)
+// for an optimizer without the moment m.
 template <typename Towards, typename... Each>
 constexpr void fill_steps(void (*(&to)[kActs])(const Run&), List<Each...>) {
   int act = 0;

@@ -1,4 +1,4 @@
-// The kernels with 512-bit vectors, for processors with AVX-512 (kernels.inl).
+// The kernels with AVX-512: 16 floats in a vector.
 #define FASTAGG_TABLE avx512
 #define FASTAGG_ISA "avx512"
 #define FASTAGG_LANES 16

@@ -1,6 +1,6 @@
 // Steps with 8-bit moments (math/moments.h) on blocks in the L1 cache: the moments are decoded, updated and encoded.
 // Included by kernels.inl, after rows.inl. The code uses explicit vector operations, because the number of instructions
-// limits the speed. Where processors have instructions with three operands, these save a fifth of the time.
+// limits the speed. With AVX-512, pick() is one instruction, which saves a fifth of the time.
 
 constexpr int64_t kQuarter = kScaleBlock / 4;
 
@@ -29,8 +29,8 @@ FASTAGG_FN F decoded_v(U words) {
   return relative<I, kSpanV, 0xff>(words);
 }
 
-// Returns `codes` with code I set to `value`'s code. `random`: the words' random bits, rotated for code I. `unit`: c as
-// a float. `minus`: the negative of c's bits.
+// Returns `codes` with code I, which must be 0, set to `value`'s code. `random`: the words' random bits, rotated for
+// code I. `unit`: c as a float. `minus`: the negative of c's bits.
 template <int I>
 FASTAGG_FN U encoded_m(F value, U random, float unit, uint32_t minus, U codes) {
   const U bits = (U)value;
@@ -49,7 +49,7 @@ FASTAGG_FN U encoded_v(F value, U random, float unit, uint32_t minus, U codes) {
 struct SteppedBlock {
   alignas(64) float m[kScaleBlock], v[kScaleBlock], vhat[kScaleBlock];
   alignas(64) uint32_t words[kQuarter];
-  float most_m, most_v;     // the largest magnitude of m, and of v or vhat
+  float most_m, most_v;     // the largest magnitude of m, and of vhat (without vhat: of v)
   uint32_t unit_m, unit_v;  // the bits of the new units
 };
 
@@ -57,7 +57,7 @@ struct SteppedBlock {
 struct BlockFactors {
   Hyper h;
   float full_m, full_v, decay1, decay2;
-  float old_full_m, old_full_v;  // full_m and full_v of the block before
+  float old_full_m, old_full_v;  // full_m and full_v of the previous block
   float unit_m, unit_v;
   uint32_t minus_m, minus_v;
 };
@@ -115,13 +115,13 @@ FASTAGG_FN void finish_quarter(const BlockFactors& t, const Vectors& at_block, c
   const F d = vector_at<F>(at_block.direction + at), x = vector_at<F>(at_block.x + at);
   put_vector(Opt::template moved<Simd>(d, x, old, held, t.h), at_block.x_out + at);
   w.m_out = encoded_m<I>(held.m, rotate<8 * I>(w.random), t.unit_m, t.minus_m, w.m_out);
-  // An element's m and v use random bits of different elements, so that the two rounding errors are independent.
+  // An element's m and v use random bits of different elements. So the two rounding errors are nearly independent.
   if constexpr (Opt::kV) w.v_out = encoded_v<I>(held.v, rotate<8 * (I ^ 2)>(w.random), t.unit_v, t.minus_v, w.v_out);
 }
 
 // Advances the moments of block b into `now`, and in the same loop moves x and encodes the moments of block b-1, from
 // `before`. The first task has long chains of dependent additions, and the second task waits for divisions. Together
-// the tasks keep the processor busy. Advances, Finishes: whether the loop does the first and the second task.
+// the tasks keep the processor busy. Advances: whether the loop does the first task. Finishes: the second task.
 template <typename Opt, bool Advances, bool Finishes>
 FASTAGG_FN void coded_turn(const CodedBlock& block, int64_t b, const Hyper& hyper, SteppedBlock& now,
                            const SteppedBlock& before) {
@@ -202,7 +202,7 @@ void keep_finite(float* values) {
   }
 }
 
-// Chooses the units in which a block's moments are stored after the step.
+// Chooses the units in which a block's moments are stored after the step. First limits magnitudes to kLargest.
 template <typename Opt>
 FASTAGG_FN void choose_units(SteppedBlock& fresh) {
   const float largest = float_from_bits(kLargest);
@@ -217,8 +217,8 @@ FASTAGG_FN void choose_units(SteppedBlock& fresh) {
   fresh.unit_v = unit_bits(bits_of(fresh.most_v), kSpanV);
 }
 
-// Computes vhat = max(vhat, v) on codes. v and vhat are rounded with the same random bits, which keeps their order. So
-// the larger code belongs to the larger value. If the unit has changed, vhat is first encoded in the new unit.
+// Computes vhat = max(vhat, v) on codes. v and vhat are rounded with the same random bits, so the larger value has the
+// larger code. If the unit has changed, vhat is first encoded in the new unit.
 FASTAGG_FN void raise_vhat(const CodedBlock& block, int64_t b, const SteppedBlock& fresh) {
   uint32_t* vhat = block.vhat + b * kQuarter;
   if (bits_of(block.units_v[b]) != fresh.unit_v) {

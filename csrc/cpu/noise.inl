@@ -10,8 +10,7 @@ struct NoiseLanes : Simd {
   FASTAGG_FN U word(I whole) { return (U)whole; }
 };
 
-// Adds noise to a block. Instructions limit the speed of this stage, and not memory. So this stage also prefetches
-// memory for later stages.
+// Adds noise to a block. Instructions, not memory, limit this stage's speed. So this stage prefetches for later stages.
 void noise_block(const NoiseBlock& run) {
   constexpr int64_t kLines = kBlock / kLine, kTurns = kNoiseCalls / kFloats * 8;
   static_assert(kBlock == 16 * kNoiseCalls && (kLines % kTurns == 0 || kTurns % kLines == 0));

@@ -68,20 +68,21 @@ float* plain_at(const Update& update, int64_t at, int64_t count) {
   return static_cast<float*>(const_cast<void*>(piece->data)) + (at - piece->begin);
 }
 
-// Returns how many strands a thread takes at a time: a whole group, or fewer for a small update. With fewer strands, a
-// thread mostly reads the elements that the same thread steps later. If cores share no cache, moving cache lines
-// between them costs time.
+// Returns how many strands a thread takes at a time: a whole group, or fewer if several threads share a small update.
+// With fewer strands, a thread mostly reads the elements that the same thread steps later. If cores share no cache,
+// moving cache lines between them costs time.
 int64_t strands_at_a_time(int64_t strands) {
   int64_t per = threads() > 1 && strands > 8 ? 2 : kGroupStrands;
   while (per < kGroupStrands && per * 8 * threads() < strands) per *= 2;
   return per;
 }
 
-// Returns the sums of each group, in reduce.h's order. `used` is the number of sums. sums(values, at, count, out) sums
-// one strand. before(at, count, out) is called first. `before` returns whether it has summed the strand itself.
+// Returns the sums of each group, in reduce.h's order. `used` is the number of sums, and `bytes` the number of bytes
+// that are touched per element. sums(values, at, count, out) sums one strand. before(at, count, out) is called first.
+// `before` returns whether it has summed the strand itself.
 //
-// The pass only reads, so it waits for memory. Some processors prefetch only within a page. For these processors, a
-// thread reads a group's strands from several places in turn. The strands' sums are still added in order.
+// The pass is limited by memory. Some processors prefetch only within a page. For these processors, a thread reads a
+// group's strands from several places in turn (tuning.h, `places`). The strands' sums are still added in order.
 template <typename Of, typename Before>
 std::vector<TensorSums> group_sums(const Update& update, int used, int64_t bytes, Of sums, Before before) {
   const int64_t strands = (update.size + kStrand - 1) / kStrand, per = strands_at_a_time(strands);
@@ -107,7 +108,7 @@ std::vector<TensorSums> group_sums(const Update& update, int used, int64_t bytes
       }
     if (strand_sums.empty()) add(whole, first, last);
   };
-  // Updates of any size are shared between threads, because a pass that only reads moves no cache line between cores.
+  // Even small updates are shared between threads. A pass that only reads takes no cache lines from other cores.
   parallel((strands + per - 1) / per, std::max(update.size * bytes, kWorthSharing), part);
   for (int64_t first = 0; !strand_sums.empty() && first < strands; first += kGroupStrands)
     add(&strand_sums[static_cast<size_t>(first)], first, std::min(strands, first + kGroupStrands));
@@ -156,7 +157,7 @@ struct Products {
   float least = HUGE_VALF, largest = -HUGE_VALF;  // the smallest and the largest element of u
 
   bool are_misformed(double share, bool is_trained) const {
-    if (least == largest) return false;  // an update of equal elements may be artificial
+    if (least == largest) return false;  // equal elements, such as those of a test, show nothing
     const double apart = own - 2.0 * both + model, opposite = own + 2.0 * both + model;
     return is_trained ? own < share * share * apart : std::min(apart, opposite) < share * share * own;
   }
@@ -202,7 +203,7 @@ Products products_of(const Update& numbers, const Update& x, int64_t runs, int64
 bool is_misformed(const Update& numbers, const Update& x, bool is_trained) {
   constexpr int64_t kFewest = 16, kRuns = 64;
   if (numbers.size < kFewest) return false;
-  // A few elements are compared first, with a wider limit. For most answers, these show that the form is right.
+  // A few elements are compared first, with a wider limit. This comparison is enough for most answers.
   if (!products_of(numbers, x, kFewest, 1).are_misformed(0.5, is_trained)) return false;
   const bool all = numbers.size <= kMostCompared;
   return products_of(numbers, x, all ? 1 : kRuns, kMostCompared / (all ? 1 : kRuns)).are_misformed(0.1, is_trained);

@@ -31,11 +31,12 @@ constexpr microseconds kPatience{40};
 constexpr int kBackOff = 16;
 
 // If a call touches fewer bytes than this, the data may still be in the caches of the threads that used it last. Then a
-// thread does not take other threads' chunks. If cores share no cache (in another core complex, or sometimes on a
-// virtual machine), moving a chunk's cache lines costs more than the chunk's work, in this call and in the next one.
+// thread takes chunks of another thread only if that thread makes no progress (kStandstill). If cores share no cache
+// (in another core complex, or sometimes on a virtual machine), moving a chunk's cache lines in this call and the next
+// costs more than the chunk's work.
 constexpr int64_t kCached = int64_t{1} << 25;
-// Even if the data may be in caches, thread A takes chunks of thread B if B has begun no chunk for some time:
-// kStandstill plus kSlower times the duration of one of A's chunks.
+// Even if the data may be in caches, thread A takes chunks of thread B if B has begun no chunk at all, or none for some
+// time: kStandstill plus kSlower times the duration of one of A's chunks.
 constexpr microseconds kStandstill{20};
 constexpr int kSlower = 10;
 
@@ -131,7 +132,7 @@ class Pool {
     workers_.reserve(static_cast<size_t>(workers));
     try {
       for (size_t i = 1; i < shares_.size(); ++i) workers_.emplace_back([this, i] { serve(i); });
-      // The system may refuse a thread. The existing threads then do the missing workers' chunks.
+      // If the system gives no more threads, the existing threads do the missing workers' chunks.
     } catch (const std::exception&) {
     }
   }
@@ -149,8 +150,7 @@ class Pool {
   int threads() const { return static_cast<int>(shares_.size()); }  // the requested number, with the caller's thread
 
   // Returns whether to share the work with the workers. Sharing is faster if all workers are awake or the work is
-  // large. Sharing also helps if the last call was recent, because workers that wake now will be awake for the next
-  // call.
+  // large. Sharing also helps if the last call was recent. Workers that wake now will be awake for the next call.
   bool worth(int64_t bytes) const {
     if (sleeping_.load(std::memory_order_relaxed) == 0 || bytes >= kWorthWaking) return true;
     return Clock::now() - last_ < microseconds{tuning().spin};

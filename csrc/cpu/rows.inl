@@ -55,8 +55,8 @@ void random_words_block(const RandomKey& key, int64_t block, uint32_t* words, co
 
 static_assert(kHalf == kCalls, "a scale block shares one word of every call");
 
-// Returns the largest magnitude in one scale block. Integers are compared, because the bits of non-negative floats have
-// the floats' order.
+// Returns the largest magnitude in one scale block. Compares bits, because non-negative floats and their bits have the
+// same order.
 FASTAGG_FN float absmax(const float* in) {
   int32_t largest = 0;
   for (int64_t i = 0; i < kScaleBlock; ++i) {
@@ -77,8 +77,8 @@ FASTAGG_FN void find_scales(const float* in, float gain, float levels, float* sc
 }
 
 // Prefetches a scale block. A loop over pairs alternates between the two halves of a scale block. No processor's
-// prefetcher detects that. So the block is prefetched whatever the tuning says. ACE with int8 rows then takes a third
-// less time on Zen 4.
+// prefetcher detects that. So the block is prefetched whatever the tuning says. This saves ACE with int8 rows a third
+// of its time on Zen 4.
 FASTAGG_FN void ask_for_halves(const float* block) {
   for (int64_t line = 0; line < kScaleBlock; line += kLine) ahead_of(block + line);
 }
@@ -97,9 +97,9 @@ FASTAGG_FN void ask_for_codes(const typename Format::Code* codes, int64_t ahead)
   for (int64_t at = 0; at < kBytes; at += 64) ahead_of(from + at);
 }
 
-// Stores a block of a row. With `TensorSums`, also updates the sum over clients, by the exchange and by the first term.
-// One pass for both tasks keeps codes in registers, and saves a fifth of the time. Old, Termed: whether there are an
-// old row and a term.
+// Stores a block of a row. With `TensorSums`, also updates the sum over clients, as RowChange describes. One pass for
+// row and sum keeps codes in registers, and saves a fifth of the time. Old, Termed: whether there are an old row and a
+// term.
 template <typename Format, bool TensorSums, bool Old, bool Termed>
 FASTAGG_FN void change_of(const RowChange& change) {
   constexpr bool kScaled = Format::kLevels > 0;

@@ -1,4 +1,4 @@
-// SHA-256 of bytes that are added in parts.
+// SHA-256 of bytes that are added in parts. in_software: whether to use no SHA instructions of the processor.
 #pragma once
 
 #include <array>

@@ -39,7 +39,7 @@ FASTAGG_FN void put_vector(V value, T* to) {
 // Selects `yes` in lanes where the mask's bits are all ones, and `no` where they are all zeros.
 FASTAGG_FN F chosen(I mask, F yes, F no) { return (F)(((U)mask & (U)yes) | (~(U)mask & (U)no)); }
 
-// Streamed stores are weakly ordered. The fence makes them visible to other threads before the run is reported as done.
+// Stores past the caches are weakly ordered. The fence orders these stores before all later stores of this thread.
 FASTAGG_FN void fence() {
 #if defined(__SSE2__)
   _mm_sfence();
@@ -135,7 +135,7 @@ struct Simd {
   FASTAGG_FN U bits(F value) { return (U)value; }
   FASTAGG_FN F from_bits(U bits) { return (F)bits; }
 
-  // The smaller of both. Both must be below 2^31.
+  // Returns the smaller of a and b. Both must be below 2^31.
   FASTAGG_FN U least(U a, uint32_t b) {
     const U bounds = U{} + b;
 #if defined(FASTAGG_512)

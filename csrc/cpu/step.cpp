@@ -1,5 +1,5 @@
-// Takes a server step (cpu.h). If all vectors are fp32, the step is one fused loop. Otherwise stages run one after the
-// other over blocks of 1,024 elements in the L1 cache.
+// Takes a server step (cpu.h). If rows, moments and model are fp32, a step is one fused loop. With other types, and for
+// noise, weight decay, waiting updates and terms, stages run one after the other over blocks of 1,024 elements.
 #include <utility>
 
 #include "../math/noise.h"
@@ -11,8 +11,9 @@ namespace fastagg::cpu {
 namespace {
 
 // Adds the stored elements of a top-k, times `by`, to a block. The result has the same bits as if the top-k's zeros
-// were added, too. Adding +0 only turns a negative zero into +0. `signed_zeros`: whether the block may have negative
-// zeros. Returns false, with nothing added, if the product of `by` and a stored element is zero.
+// were added, too. Adding +0 (`by` > 0) only turns a negative zero into +0, and adding -0 changes nothing.
+// `signed_zeros`: whether the block may have negative zeros. Returns false, with nothing added, if the product of `by`
+// and a stored element is zero.
 bool add_sparse(const Wire& wire, float by, int64_t at, int64_t n, float* out, bool* signed_zeros) {
   const int32_t* const last = wire.indices + wire.count;
   const int32_t* const first = std::lower_bound(wire.indices, last, static_cast<int32_t>(at));
@@ -56,7 +57,8 @@ const float* add_block(const Kernels& table, const std::vector<WeightedUpdate>& 
   return acc;
 }
 
-// A server step. `whole_` has a fused loop's arguments for all elements, from which run_at() makes those of a block.
+// A server step. `whole_` has a fused loop's arguments for all elements. run_at() makes a block's arguments from
+// `whole_`.
 class BlockStep {
  public:
   BlockStep(const Update& update, const Direction& direction, const Optimizer& optimizer)
@@ -210,8 +212,8 @@ class BlockStep {
     return {static_cast<char*>(row.data) + at * facts_.bits / 8, shifted(row.scales, at / kScaleBlock)};
   }
 
-  // Calls act(place), where place(run, at) sets the model that a run reads and the model that the run writes. For a
-  // bf16 model, both are fp32 blocks in scratch. After `act` returns, the written block is rounded to bf16.
+  // Calls act(place), where place(run, at) sets the models that a run reads and writes. For a bf16 model, both are fp32
+  // blocks in scratch. After `act` returns, the written block is rounded to bf16.
   template <typename Act>
   void on_model(int64_t at, int64_t n, Act act) const {
     const HalfModel& half = optimizer_.half;
@@ -265,7 +267,7 @@ class BlockStep {
       table_.fused[kAlongSingle][optimizer_.kind](steps);
   }
 
-  // Adds noise to the direction, and prefetches memory for the next stages.
+  // Adds noise to the direction, updates the past noise (plan.h), and prefetches memory for the next stages.
   void add_noise(Scratch& direction, const Run& run, int64_t at) const {
     const Noise& noise = direction_.noise;
     const float* const update = run.update == nullptr ? nullptr : run.update + kBlock;
@@ -292,8 +294,7 @@ class BlockStep {
       direction.values[i] = with_noise(direction.values[i], noise.scale, fresh.values[i]);
   }
 
-  // Steps a block with 8-bit moments. The kernel needs whole scale blocks, so a vector's last scale block is padded
-  // with zeros.
+  // Steps a block with 8-bit moments. The kernel needs whole scale blocks. So a vector's end is padded with zeros.
   void coded_along(Scratch& direction, const Run& run, int64_t at) {
     Scratch x, out;
     const int64_t n = run.n, whole = padded(n);
@@ -319,7 +320,7 @@ class BlockStep {
   }
 
   // Processes a block of a direction with rows, if the rows are not fp32 or there are terms. Rows are padded to whole
-  // scale blocks, but other vectors are not. So a vector's last block is copied to scratch.
+  // scale blocks, but other vectors are not. So a last block that ends within a scale block is copied.
   void cached(BlockReader& reader, int64_t at, int64_t n) {
     const int64_t whole = padded(n);
     const float* values = reader.block(at, n);
@@ -360,7 +361,8 @@ class BlockStep {
     if (optimizer_.steps()) finish(kAlongSum, run, at);
   }
 
-  // Steps a block along the waiting updates: along their combination, or along their sum and the last update.
+  // Steps a block along the combination of the waiting updates, or, without a Combiner, along the sum of acc, the
+  // waiting updates and `reader`'s update.
   void along_held(BlockReader& reader, int64_t at, int64_t n) {
     const std::vector<WeightedUpdate>& held = *direction_.buffer.held;
     Scratch scratch;

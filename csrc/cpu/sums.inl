@@ -63,7 +63,7 @@ void limit_block(const float* in, uint32_t limit, float* out, int64_t n, int64_t
   for (; i < n; ++i) out[i] = limited<ScalarLanes>(in[i], limit);
 }
 
-// Returns the sum of squares over the group of a top-k that starts at `begin`. Elements that are not stored are zero.
+// Returns the sum of squares of a top-k's elements in the group that starts at `begin`. Elements not stored are zero.
 template <typename Codec>
 double squares_topk(const Wire& wire, int64_t begin) {
   double lanes[kGroupStrands * kLanes] = {};

@@ -33,7 +33,7 @@ constexpr Tuning kUnknown = {"unknown processor", 0, kNever, 256, kCache, 200, 6
 
 #if defined(FASTAGG_X86)
 int64_t last_cache(bool amd) {
-  int64_t bytes = 0;  // the last cache is the largest one
+  int64_t bytes = 0;  // the size of the largest cache, which is the last one
   unsigned a = 0, b = 0, c = 0, d = 0;
   for (unsigned index = 0; __get_cpuid_count(amd ? 0x8000001d : 4, index, &a, &b, &c, &d) != 0 && (a & 31u) != 0;
        ++index)
@@ -73,8 +73,8 @@ Tuning row_of(const Processor& processor) {
   return kUnknown;
 }
 
-// A published Tuning never changes. So a step that reads the tuning while another thread sets one sees either the old
-// or the new tuning. Old tunings are never freed, because a process sets only a few.
+// A Tuning never changes after set_tuning has stored it. So each call of tuning() returns either the old or the new
+// values, never a mixture. Old tunings are never freed, because a process sets only a few.
 std::atomic<const Tuning*> current{nullptr};
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Settings that depend on the processor. They change the speed of loops, but never the results.
+// Settings that depend on the processor. The settings change the speed of loops, but never the results.
 //
 // The processor's vendor and family select the values (tuning.cpp). Python may set other values (FASTAGG_TUNE).
 #pragma once
@@ -33,8 +33,8 @@ const Tuning& default_tuning();
 const Tuning& tuning();
 void set_tuning(const Tuning& tuning);  // values must be in range; applies from the next call on
 
-// Returns whether a pass that touches this many bytes should store its outputs past the caches. This is faster if the
-// last cache is clearly smaller. Outputs that are also inputs are never stored past the caches.
+// Returns whether a pass that touches this many bytes should store its outputs past the caches. This is faster if
+// `bytes` is clearly more than the last cache holds. Callers never store outputs past the caches that are also inputs.
 inline bool bypasses(int64_t bytes) { return tuning().cache > 0 && bytes / 5 * 4 > tuning().cache; }
 // Whether the cache holds two vectors of `size` elements. A sum that an update is added to in place then stays there.
 inline bool holds_two(int64_t size) { return 8 * size <= tuning().cache; }

@@ -49,7 +49,7 @@ bool encode(TensorFormat, const Update& update, const Wire& into, const RandomKe
   const Kernels& table = kernels();
   auto* const codes = reinterpret_cast<int8_t*>(const_cast<uint8_t*>(into.codes));
   auto* const scales = const_cast<float*>(into.scales);
-  // Calls visit(array, first, n) for each array's run in elements at..at+n-1.
+  // Calls visit(array, first, n) for each array's run in elements at..at+n-1. `first` counts from `at`.
   const auto for_each_array = [&](int64_t at, int64_t n, auto visit) {
     int64_t array = std::upper_bound(into.ends, into.ends + into.count, at) - into.ends;
     for (int64_t first = 0; first < n; ++array) {
@@ -74,10 +74,10 @@ bool encode(TensorFormat, const Update& update, const Wire& into, const RandomKe
   return finite;
 }
 
-// Chooses the `count` elements of the largest magnitudes, and the first ones of equal magnitudes. Writes their places,
-// in rising order, and their values. Magnitudes are compared by their bits. The elements are first counted by the upper
-// 16 bits of their magnitudes. This gives the upper 16 bits of the smallest chosen magnitude. The elements with these
-// upper bits are then counted by their lower 16 bits.
+// Chooses the `count` elements of the largest magnitudes. Of equal magnitudes, the first elements are chosen. Writes
+// their places, in rising order, and their values. Magnitudes are compared by their bits. The elements are first
+// counted by the upper 16 bits of their magnitudes. These counts give the upper 16 bits of the smallest chosen
+// magnitude. The elements with these upper bits are then counted by their lower 16 bits.
 void choose(const Update& update, int64_t count, int32_t* indices, float* values) {
   constexpr int64_t kUpper = int64_t{1} << 15, kLower = int64_t{1} << 16;
   const int64_t size = update.size, blocks = (size + kBlock - 1) / kBlock;
@@ -95,8 +95,8 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
     parallel(shares, size * 4, run_share);
   };
   using Counts = std::vector<std::vector<int64_t>>;
-  // Returns the bin of the last of the `wanted` largest elements. Sets `wanted` to this element's number in the bin,
-  // from 1.
+  // Returns the bin of the smallest of the `wanted` largest elements. Subtracts the elements in higher bins from
+  // `wanted`.
   const auto find = [](const Counts& counts, int64_t* wanted) {
     auto bin = static_cast<int64_t>(counts.front().size());
     for (int64_t in = 0; bin-- > 0; *wanted -= in) {
@@ -108,15 +108,14 @@ void choose(const Update& update, int64_t count, int32_t* indices, float* values
   };
   Counts upper(static_cast<size_t>(shares), std::vector<int64_t>(kUpper)), lower = upper;
   for_each([&](size_t share, int64_t, float value) { ++upper[share][bits(value) >> 16]; });
-  int64_t equal = count;  // how many elements of exactly the smallest chosen magnitude are chosen
+  int64_t equal = count;  // after both calls of `find`: how many elements of the magnitude `least` are chosen
   const uint32_t high = find(upper, &equal);
   for (auto& bins : lower) bins.assign(kLower, 0);
   for_each([&](size_t share, int64_t, float value) {
     if (const uint32_t magnitude = bits(value); magnitude >> 16 == high) ++lower[share][magnitude & 0xffffu];
   });
   const uint32_t low = find(lower, &equal), least = high << 16 | low;
-  // For each share: where its chosen elements are written, and how many of its elements of the smallest chosen
-  // magnitude are chosen.
+  // `next`: where a share writes its chosen elements. `equals`: how many of these have the smallest chosen magnitude.
   std::vector<int64_t> next(static_cast<size_t>(shares)), equals = next;
   int64_t begin = 0;
   for (size_t share = 0; share < next.size(); ++share) {

@@ -7,8 +7,7 @@ FASTAGG_FN Row row_in(const Wire& wire, int64_t at) {
           scales == nullptr ? nullptr : scales + at / kScaleBlock};
 }
 
-// Codes of a few bits are read and written several at a time, as a word. Small: whether the word has 32 bits (otherwise
-// 64).
+// Codes of a few bits are read and written several at a time, as a word. A word has 32 bits if Small, otherwise 64.
 template <bool Small>
 struct PackedWord {
   typedef uint32_t Type;
@@ -75,8 +74,8 @@ void decode_wire_block(const Wire& wire, int64_t at, float* out, int64_t n, int6
 }
 
 // Encodes n numbers, of which the first begins a scale block. `codes` and `scales` are the places for the first number.
-// `words` are random bits in rows.inl's order. If a codec fills whole scale blocks, zeros follow the last code.
-// Otherwise nothing is written there.
+// `words` are random bits in rows.inl's order. A codec with whole scale blocks (kBlocks) also fills the rest of the
+// last scale block. A row's codec encodes zeros, which must be in `in`. Other codecs write zero bits.
 template <typename Codec>
 void encode_block(const float* in, int64_t n, const uint32_t* words, uint8_t* codes, float* scales) {
   if constexpr (!Codec::kBlocks) {

@@ -1,4 +1,5 @@
-// Steps a scale block (256 elements) with one warp. The direction is in registers. The moments are fp32 or 8-bit.
+// Steps a scale block (256 elements) with one warp. The direction is in registers. This file steps with fp32 moments,
+// and moments.cuh with 8-bit moments.
 #pragma once
 
 #include <type_traits>

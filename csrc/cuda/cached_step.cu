@@ -1,5 +1,6 @@
-// Takes steps along the directions with rows, mean and calibrated (math/directions.h). One pass changes the client's
-// row, the sum over clients and the model.
+// Takes steps along mean and calibrated directions (math/directions.h), which use clients' rows. One launch computes
+// the new row, the new sum or buffer, and the new model. More launches follow only if there are more than kMostTerms
+// terms.
 #include "advance.cuh"
 #include "rows.cuh"
 #include "source.cuh"
@@ -17,7 +18,7 @@ struct Terms {
 // The fields of a Direction that the kernel reads.
 struct RowDirection {
   DirectionKind kind;
-  bool takes_update;  // whether the update is added; otherwise only terms are added
+  bool takes_update;  // whether to use the update; false: an earlier launch has used the update
   float gain;
   Exchange row;
   float* sum;
@@ -34,7 +35,7 @@ __device__ __forceinline__ void cached_block(Reader& reader, const Dice& dice, b
                                              const Optimizer& optimizer) {
   const int64_t index = begin / kScaleBlock;
   const bool reads = c.row.read.data != nullptr, steps = optimizer.kind >= 0;
-  const bool as_row = c.row.coded.data != nullptr && c.gain == 1.0f;  // the update arrived in the new row's encoding
+  const bool as_row = c.row.coded.data != nullptr && c.gain == 1.0f;  // the update arrived encoded as the new row
   Halves input{}, old{}, x{}, acc{}, sum{};
   MomentsForm<Coded> held{};
   loading(whole, [&](auto w) {
@@ -129,9 +130,9 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
                        moments_aligned(optimizer.moments);
   const unsigned blocks = warps(blocks_of(update.size), where.device);
   Optimizer none;
-  // A launch takes at most kMostTerms terms. If there are more (ACED, when many clients expire at once), further
+  // A launch takes at most kMostTerms terms. If there are more (ACED, when many clients expire at one arrival), further
   // launches add the other terms. With a mean, the last launch takes the step. With a calibrated direction, the first
-  // launch takes the step, because its terms are added after the step.
+  // launch takes the step, because the terms are added after the step.
   bool steps_first = direction.kind == kCalibrated;
   size_t next = 0;
   do {
@@ -148,7 +149,7 @@ void cached_step(const Update& update, const Direction& direction, const Optimiz
                source, aligned, along, terms, steps ? optimizer : none);
       });
     });
-    along.kind = kMean;  // further launches only add terms
+    along.kind = kMean;  // further launches add terms, without the update; a mean's last launch also takes the step
     along.takes_update = steps_first = false;
     along.row = {};
     along.acc = nullptr;

@@ -5,8 +5,8 @@
 namespace fastagg::cuda {
 namespace {
 
-// Reads elements at..at+3 of a row that is not in fp32, without the row's factor. The function is not inlined, so that
-// each kernel contains the function's code once.
+// Reads elements at..at+3 of a row that is not in fp32, without the row's factor. Only the first `left` elements exist.
+// The function is not inlined, so that each kernel contains the function's code once.
 __device__ __noinline__ Quad decode_four(const HeldRow& row, int64_t at, int64_t left) {
   Quad numbers{};
 #pragma unroll 1
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, 2) mean_kernel(const HeldRows rows, 
 constexpr int kMeans = place_in<Mean>(CombineKinds{}), kTrims = place_in<TrimmedMean>(CombineKinds{});
 constexpr int kSortedNumbers = 8 * static_cast<int>(kMostCombined);  // 32 KB of shared memory
 
-// Returns how many elements a block of threads sorts at a time. The number is a power of two.
+// Returns for how many elements a block of threads sorts the rows' values at a time. The number is a power of two.
 inline int width_of(int64_t count) {
   int width = kThreads;
   while (width * count > kSortedNumbers) width /= 2;
@@ -63,9 +63,8 @@ inline int width_of(int64_t count) {
 }
 
 // Computes a trimmed mean or a mean around the median. A block of threads sorts the values of a tile, `width` elements,
-// at a time. The k-th value of the tile's element c is at k*width + c. Comparisons in one stage of the sorting network
-// use different places, so their order is free. All divisors are powers of two, so that tiles divide the threads
-// evenly.
+// at a time. Row k's value of the tile's element c is at k*width + c. Comparisons in one stage of the sorting network
+// use different places, so their order is free. `width` is a power of two, so kThreads is a multiple of `width`.
 __global__ void __launch_bounds__(kThreads, 2)
     sorted_kernel(const HeldRows rows, int width, CombineSetting how, float* out) {
   alignas(16) __shared__ float values[kSortedNumbers];
@@ -99,8 +98,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// Computes the trimmed mean of at most N rows. A thread computes four elements. For each element the thread sorts the
-// values of N rows in registers. Missing rows have infinite values, so they come last.
+// Computes the trimmed mean of at most N rows. A thread computes four elements at a time. For each element the thread
+// sorts N values in registers. With fewer rows than N, infinity takes the place of a missing value, and comes last.
 template <int N>
 __global__ void __launch_bounds__(kThreads, 2) trimmed_kernel(const HeldRows rows, int cut, float* out) {
   const int count = static_cast<int>(rows.count);
@@ -130,14 +129,15 @@ __global__ void __launch_bounds__(kThreads, 2) trimmed_kernel(const HeldRows row
 // -- sums over pairs
 
 constexpr int kWide = static_cast<int>(kSide), kPairs = kWide * kWide, kTurn = static_cast<int>(kSumLanes);
-constexpr int kEach = 4;  // a thread has one lane of the sums for this many rows and columns
+constexpr int kEach = 4;  // a thread computes one lane of the sums for this many rows and columns
 constexpr int kPairThreads = kPairs / (kEach * kEach) * kTurn;
 constexpr int kPart = kWarp * kFour;  // how many elements of a row a warp copies to shared memory at a time
-constexpr int kRoom = kPart + 2;      // with 2 unused numbers, rows that are four apart use different banks
+constexpr int kRoom = kPart + 2;      // 2 unused numbers: so rows that are four apart use different memory banks
 
-// Computes sums over pairs of rows. A block of threads processes one tile of pairs and one group (math/reduce.h). Lanes
-// are added up after each block of 1,024 elements, as on the CPU. In a tile on the diagonal, threads with pairs only
-// below the diagonal compute nothing. The last row replaces missing rows.
+// Computes sums over pairs of rows: of products, or with `Apart` of squared differences. A block of threads processes
+// one tile of pairs and one group (math/reduce.h) at a time. Lanes are added up after every 1,024 elements, as on the
+// CPU. Threads with pairs only below the diagonal compute nothing. The last tiles may have fewer than kWide rows or
+// columns. A thread then reads the last row in place of a missing one. The sums of missing rows are not used.
 template <bool Apart>
 __global__ void __launch_bounds__(kPairThreads, 4) pairs_kernel(const HeldRows rows, const Tiles tiles) {
   alignas(16) __shared__ double held[2][kWide][kRoom];

@@ -1,8 +1,8 @@
-// The operations on a GPU. This header is plain C++, so the bindings need no CUDA header. A failed launch throws an
-// Error, whose text has the launch's name and the CUDA runtime's message.
+// The operations on a GPU. This header is plain C++, so the bindings need no CUDA header. A failed call, except of
+// driver() and device_count(), throws an Error. The Error's text says what failed, and has the CUDA runtime's message.
 //
-// All operations except copy_now are asynchronous, on the LaunchPlace's stream. Addresses are in device memory. Results
-// have the CPU's bits, except those of the distillation loss.
+// All operations with a LaunchPlace are asynchronous, on the place's stream, except copy_now. Addresses are in device
+// memory unless a comment says otherwise. Results have the CPU's bits, except those of the distillation loss.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,17 @@ class Error : public std::runtime_error {
 struct LaunchPlace {
   int device;
   void* stream;        // a cudaStream_t
-  bool loads = false;  // whether to load the kernels without launching them
+  bool loads = false;  // true: launches only load their kernels onto the device, and run nothing
 };
 
 int runtime_version();
 int device_count();  // 0 if there is no driver or no device
 
-// What the CUDA driver reports. driver() does not throw. If there is an error, driver() sets `words`.
+// The CUDA driver's report. driver() does not throw. If there is an error, driver() sets `words`.
 struct Driver {
   int devices = 0;
   int version = 0;    // the newest CUDA version that the driver supports, such as 12040 for 12.4; 0: there is no driver
-  std::string words;  // if there is no device: the reason, and what to do
+  std::string words;  // the error, and for known errors what to do; empty: no error
 };
 Driver driver();
 void compute_capability(int device, int* major, int* minor);
@@ -39,10 +39,12 @@ void compute_capability(int device, int* major, int* minor);
 // The most pieces of an update. Kernels get the pieces as arguments, and every driver allows 4 KB of arguments.
 constexpr int kMostPieces = 200;
 
-// Takes a step along any direction that is not turned. Only mean and calibrated directions may have no optimizer.
+// Takes a step along any direction that is not turned. The optimizer's `kind` may be negative (no step) only with a
+// mean or a calibrated direction.
 void step(const Update& update, const Direction& direction, const Optimizer& optimizer, const LaunchPlace& where);
 
-// Takes a step along an update whose tensors are turned towards the momentum (plan.h). The array `of` is on the device.
+// Takes a step along an update whose tensors are turned towards the momentum (plan.h). `of` is an array on the device,
+// with a Turn for each of the model's `count` tensors.
 struct Turns {
   const Turn* of;
   int64_t count;
@@ -82,9 +84,9 @@ struct HeldRows {
 void combine(const HeldRows& rows, const CombineSetting& how, float* out, const LaunchPlace& where);
 
 // Computes Runner::pair_sums (runner.h), separately for each group (math/reduce.h) and for each tile of kSide*kSide
-// pairs. The rows are cut into n runs of kSide rows, and tile t pairs run t/n with run t%n. `listed` has the `count`
-// wanted tiles. `apart`: whether to sum squared differences instead of products. `sums` is [count, kSide, kSide,
-// groups]. Only sums on and above the diagonal are valid.
+// pairs. The rows are cut into n runs of kSide rows. The last run may be shorter. Tile t pairs the rows of run t/n with
+// those of run t%n. `listed` has the `count` wanted tiles. `apart`: whether to sum squared differences instead of
+// products. `sums` is [count, kSide, kSide, groups]. Only sums of existing rows, on and above the diagonal, are valid.
 constexpr int64_t kSide = 16;
 struct Tiles {
   const int32_t* listed;
@@ -106,7 +108,7 @@ struct Blocks {
 // computed for `blocks` only. The weights are on the device.
 void recompute_sum(const Rows& rows, const float* weights, float* sum, const Blocks& blocks, const LaunchPlace& where);
 
-// These do the same as cpu::add_rows and cpu::settle_rows, with one launch each. Jobs and weights are on the device.
+// These functions do the same as in cpu.h, with at most one launch each. Jobs and weights are on the device.
 void add_rows(const Rows& rows, const RowJob* jobs, int64_t count, const float* weights, float weight,
               const LaunchPlace& where);
 void settle_rows(const RowJob* jobs, int64_t count, float* sum, int64_t size, const LaunchPlace& where);
@@ -127,11 +129,11 @@ struct DistanceBase {
   bool inner = false;  // whether (x - base).update is wanted
 };
 
-// sums = |update|^2, |x - base|^2 and (x - base).update. A sum that is not wanted is 0. All vectors are read once, in
-// reduce.h's fixed order. `sums` is in device memory or pinned memory. `scratch` has measure_scratch(update.size)
-// numbers. The numbers from place measure_counters(update.size) on must be 0 before the first launch, and every launch
-// leaves them 0. Blocks of threads exchange data only through the scratch. So launches with different scratch may run
-// at the same time, on any streams and in graphs.
+// sums = |update|^2, |x - base|^2 and (x - base).update. A sum that is not wanted is 0. All vectors are read once, and
+// added in reduce.h's fixed order. `sums` is in device memory or pinned memory. `scratch` has
+// measure_scratch(update.size) doubles. The doubles from place measure_counters(update.size) on must be 0 before the
+// first launch, and every launch leaves them 0. Blocks of threads exchange data only through the scratch. So launches
+// with different scratch may run at the same time, on any streams and in graphs.
 int64_t measure_scratch(int64_t size);
 int64_t measure_counters(int64_t size);
 void measure(const Update& update, const DistanceBase& against, double* scratch, double* sums,
@@ -143,7 +145,8 @@ struct Logits {
   int64_t rows, classes;
 };
 
-// The teachers' targets (math/distill.h): probabilities, label and entropy of every row.
+// The teachers' targets (math/distill.h): probabilities [rows, classes], label and entropy of every row. soft_targets()
+// computes the targets from scale*logits.
 struct Targets {
   float* probs;
   int64_t* labels;
@@ -152,13 +155,14 @@ struct Targets {
 };
 void soft_targets(const Logits& logits, double scale, const Targets& out, const LaunchPlace& where);
 
-// Arguments of `distill`. The student's row r belongs to the teachers' row which[r], or to row r if `which` is null.
+// Arguments of `distill`. The student's row r belongs to the teachers' row which[r], or to row r if `which` is null. If
+// that row does not exist, or if its label is neither a class nor kIgnored, the loss is NaN.
 struct Loss {
   const int64_t* which;
   double alpha_min, alpha_max;
   double* scratch;  // room for 2 + rows numbers
   float* value;     // room for one number: the mean loss
-  float* gradient;
+  float* gradient;  // [rows, classes]
 };
 void distill(const Logits& logits, const Targets& targets, const Loss& loss, const LaunchPlace& where);
 

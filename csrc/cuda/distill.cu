@@ -1,6 +1,6 @@
-// FedEcho's distillation loss on the GPU (math/distill.h). One block of threads processes a row. The threads read the
-// row several times, from the cache if the row fits there. Each thread has its own sums, which are then added in a
-// fixed order. So results are the same in every run, but their last bits differ from the CPU's.
+// FedEcho's distillation loss on the GPU (math/distill.h). One block of threads processes a row at a time. The threads
+// read the row several times, from the cache if the row fits there. Each thread has its own sums. The threads' sums are
+// then added in a fixed order. So results are the same in every run, but their last bits may differ from the CPU's.
 //
 // Bytes of memory traffic per logit: 8 for the targets, 12 for loss and gradient.
 #include <math_constants.h>
@@ -11,9 +11,9 @@
 namespace fastagg::cuda {
 namespace {
 
-// A function that reduces values over a block of threads has its shared memory and one barrier. Between two calls of
-// one such function, a different one must be called. After the second function's barrier, all threads have read the
-// first function's memory.
+// sum_of_block, most_of_block and largest_of_row reduce values over a block of threads. Each function has its own
+// shared memory and one barrier. Between two calls of the same function, another of them must be called. At the other
+// function's barrier, all threads have read the first function's memory.
 struct Pair {
   double a, b;
 };
@@ -97,15 +97,15 @@ __global__ void __launch_bounds__(kThreads, 2) targets_kernel(Logits logits, flo
   }
 }
 
-// Returns whether the teacher's row and its label are in range. The host does not wait for the kernel, so the kernel
-// cannot raise an error. Instead the loss becomes NaN, and nothing out of range is read.
+// Returns whether `from` is a row of the teachers, and its label is a class or kIgnored. The host does not wait for the
+// kernel, so the kernel cannot raise an error. Instead the loss becomes NaN, and nothing out of range is read.
 __device__ __forceinline__ bool known(const Targets& t, int64_t classes, int64_t from) {
   return from >= 0 && from < t.rows && t.labels[from] < classes && (t.labels[from] >= 0 || t.labels[from] == kIgnored);
 }
 
 __device__ __forceinline__ int64_t teacher_of(const Loss& l, int64_t r) { return l.which == nullptr ? r : l.which[r]; }
 
-// Counts the rows whose label is not kIgnored. Writes alpha (Eq. 4) and 1/count to the front of the scratch.
+// Counts the rows whose label is a class. Writes alpha (Eq. 4) and 1/count (0 for no rows) to the scratch.
 __global__ void __launch_bounds__(kThreads, 2) mixing_kernel(Logits z, Targets t, Loss l) {
   Pair sums{0.0, 0.0};
   for (int64_t r = threadIdx.x; r < z.rows; r += kThreads) {

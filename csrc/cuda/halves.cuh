@@ -1,4 +1,4 @@
-// Access to scale blocks (256 elements) of a vector, with one warp. Thread t has elements 4t..4t+3 of both halves.
+// Access to a vector's scale blocks (256 elements) with one warp. Thread t has elements 4t..4t+3 of each half.
 #pragma once
 
 #include <type_traits>
@@ -25,7 +25,7 @@ __device__ __forceinline__ void each(Visit visit) {
 }
 
 // Calls visit(h, at, left) for this thread's four elements at `at`, in each half h of the scale block at `begin`. The
-// vector has `left` elements from `at` on.
+// vector has `left` elements from `at` on, or ends before `at` if `left` is negative.
 template <typename Visit>
 __device__ __forceinline__ void each_half(int64_t begin, int64_t size, Visit visit) {
 #pragma unroll
@@ -35,8 +35,8 @@ __device__ __forceinline__ void each_half(int64_t begin, int64_t size, Visit vis
   }
 }
 
-// Calls visit(std::true_type{}) for a whole scale block, and visit(std::false_type{}) at a vector's end. So `visit` is
-// compiled twice. This is worth it only for loads, because a whole block's loads need not wait for each other.
+// Calls visit(std::true_type{}) if `whole` is true, otherwise visit(std::false_type{}). So `visit` is compiled twice.
+// This is useful only for loads, because a whole block's loads need not wait for each other.
 template <typename Visit>
 __device__ __forceinline__ void loading(bool whole, Visit visit) {
   whole ? visit(std::true_type{}) : visit(std::false_type{});
@@ -61,11 +61,12 @@ __device__ __forceinline__ void store_halves(bool whole, float* out, int64_t beg
 }
 
 // Calls visit(whole, reader, begin, j) for every scale block of this warp. j is the scale block's number in its block
-// of 1,024 elements. `whole`: whether 16-byte accesses may be used. Calls before(block) first in each block of 1,024.
+// of 1,024 elements. `aligned`: whether all vectors are aligned to 16 bytes. `whole`: whether 16-byte accesses may be
+// used. Before the scale blocks of a block of 1,024, calls before(block) with the block's number.
 template <typename Reader, typename Before, typename Visit>
 __device__ __forceinline__ void for_each_scale_block(const typename Reader::SourceData& source, bool aligned,
                                                      Before before, Visit visit) {
-  // The block numbers are 32 bits wide to save registers. That is enough for any GPU's memory.
+  // The block numbers have 32 bits, to save registers. 32 bits are enough for any GPU's memory.
   const auto blocks = static_cast<unsigned>((source.size + kBlock - 1) / kBlock);
   for (auto block = static_cast<unsigned>(warp_of_grid()); block < blocks;
        block += static_cast<unsigned>(warps_of_grid())) {

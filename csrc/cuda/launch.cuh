@@ -20,8 +20,9 @@ inline void check(cudaError_t status, const char* what) {
   throw Error(std::string("CUDA, ") + what + ": " + words_for(status));
 }
 
-// Makes a device current while the object lives. CUDA creates a context on the current device, so every call of the
-// CUDA runtime needs a guard. `launch`, rows.cu and queue.cu make guards.
+// Makes a device current while the object lives. Calls that use memory, streams, events or kernels may create a context
+// on the current device, so these calls need a guard. Queries of devices need none. `launch`, rows.cu and queue.cu make
+// guards.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -29,7 +30,8 @@ class DeviceGuard {
     changed_ = device != before_;
     if (changed_) check(cudaSetDevice(device), "select device");
   }
-  // Selecting a device creates a context on it. So the device is set back only if the guard has changed it.
+  // The guard selects the former device again only if the guard has changed the device, because selecting a device
+  // creates a context on that device.
   ~DeviceGuard() {
     if (changed_) (void)cudaSetDevice(before_);
   }
@@ -46,8 +48,8 @@ constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-// Returns how many blocks of threads to launch: `wanted`, but at most `each` per multiprocessor. Kernels loop over the
-// remaining work.
+// Returns how many blocks of threads to launch: `wanted`, but at least 1, and at most `each` per multiprocessor.
+// Kernels loop over the remaining work.
 inline unsigned grid(int64_t wanted, int device, int64_t each = 16) {
   int processors = 1;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
@@ -62,7 +64,8 @@ struct LaunchShape {
   unsigned blocks, threads;
 };
 
-// Launches kernel(arguments...) on `where`'s device and stream. A failed launch throws an Error that contains `what`.
+// Launches kernel(arguments...) on `where`'s device and stream, or only loads the kernel if where.loads is true. A
+// failed launch throws an Error that contains `what`.
 template <typename... Expected, typename... Arguments>
 void launch(const char* what, const LaunchPlace& where, LaunchShape shape, void (*kernel)(Expected...),
             Arguments&&... arguments) {

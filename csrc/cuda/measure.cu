@@ -1,4 +1,4 @@
-// Measures an update's norm, and how far the model has moved since the update's version (norms.cuh).
+// Measures an update's norm, and how far the model has moved since the client's version (norms.cuh).
 #include "norms.cuh"
 
 namespace fastagg::cuda {

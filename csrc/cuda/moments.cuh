@@ -1,6 +1,7 @@
-// Steps with 8-bit moments (csrc/math/moments.h). One warp processes a scale block. Its threads have the block's
-// elements as in halves.cuh. Lanes t and t+16 share words 4t..4t+3. A word has the codes of one element in each quarter
-// of the block. Lane t uses the codes of the even quarters, and lane t+16 those of the odd quarters.
+// Steps with 8-bit moments (csrc/math/moments.h). One warp processes a scale block. A lane is a thread of the warp.
+// Lanes have the block's elements as in halves.cuh. Lanes t and t+16, with t < 16, share words 4t..4t+3. A word has the
+// codes of one element in each quarter of the block. Lane t uses the codes of the first and third quarter, and lane
+// t+16 those of the second and fourth quarter.
 #pragma once
 
 #include "../math/moments.h"
@@ -16,7 +17,7 @@ struct Words {
   uint32_t of[kFour];
 };
 
-// A scale block's moments in their stored form.
+// A lane's words of a scale block's moments, as stored, and the block's units.
 struct CodedMoments {
   Words m, v, vhat;
   float unit_m, unit_v;
@@ -38,7 +39,7 @@ __device__ __forceinline__ Words load_words(const uint8_t* codes, int64_t begin)
   return out;
 }
 
-// Stores words that two lanes share. Each lane's words have zeros in place of the other lane's codes.
+// Stores words that two lanes share. In each lane's `words`, the other lane's codes must be zeros.
 __device__ __forceinline__ void store_words(bool whole, uint8_t* codes, int64_t begin, Words words) {
 #pragma unroll
   for (int e = 0; e < kFour; ++e) words.of[e] |= __shfl_xor_sync(kAll, words.of[e], kHalfWarp);
@@ -63,7 +64,7 @@ __device__ __forceinline__ void load_block(CodedMoments& to, const Moments& from
   if (from.coded_vhat != nullptr) to.vhat = load_words<Whole>(from.coded_vhat, begin);
 }
 
-// Returns the random words for this lane's four words. Each lane of a half warp makes one Philox call for all lanes.
+// Returns the random words for this lane's four words. Each half of the warp makes the block's 16 Philox calls.
 __device__ __forceinline__ Words random_words(const RandomKey& key, int64_t index) {
   const int group = lane() % kHalfWarp / kFour;
   const Philox made = random_call(key, index, static_cast<uint32_t>(lane() % kHalfWarp));
@@ -170,13 +171,13 @@ __device__ __forceinline__ void advance(const Optimizer& o, const CodedMoments& 
   each([&](int h, int e) { m.of[e] |= encoded_m(now[h][e].m, rotated(random.of[e], place(h)), unit_m) << place(h); });
   if (has_v)
     each([&](int h, int e) {
-      // An element's m and v use random bits of different elements, so that the two rounding errors are independent.
+      // An element's m and v use random bits of different elements. So the rounding errors are nearly independent.
       const uint32_t bits = rotated(random.of[e], place(1 - h));
       const uint32_t code = encoded_v(now[h][e].v, bits, unit_v);
       v.of[e] |= code << place(h);
       if (!has_vhat) return;
-      // Computes vhat = max(vhat, v) on codes. v and vhat are rounded with the same random bits, which keeps their
-      // order. If the unit has changed, vhat is first encoded in the new unit.
+      // Computes vhat = max(vhat, v) on codes. v and vhat are rounded with the same random bits, so the codes have the
+      // values' order. If the unit has changed, vhat is first encoded in the new unit.
       uint32_t before = held.vhat.of[e] >> place(h) & 0xffu;
       if (!same_unit) before = encoded_v(decoded_v(before) * full_v, bits, unit_v);
       vhat.of[e] |= (before > code ? before : code) << place(h);

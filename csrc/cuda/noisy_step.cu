@@ -1,4 +1,4 @@
-// Takes a step along an update or a sum, with Gaussian noise (math/noise.h). The noise is drawn in the same pass.
+// Takes a step along a single or flush direction, with Gaussian noise (math/noise.h) that is drawn in the same pass.
 #include "../math/noise.h"
 #include "advance.cuh"
 #include "source.cuh"
@@ -21,7 +21,8 @@ __device__ __forceinline__ void draw(const ChaChaKey& key, int64_t block, float*
   }
 }
 
-// Adds noise to this thread's elements of the scale block at `begin`. `numbers` are the scale block's normal numbers.
+// Adds noise to this thread's elements of the scale block at `begin`, and updates the past noise (plan.h). `numbers`
+// are the scale block's normal numbers.
 __device__ __forceinline__ void add_noise(const Noise& noise, const float* numbers, int64_t begin, int64_t size,
                                           Halves& d) {
   Halves normal;

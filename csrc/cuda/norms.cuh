@@ -1,11 +1,11 @@
 // Computes sums of squares and products over an update, in the fixed order of math/reduce.h. So the results have the
 // CPU's bits. Eight threads process a strand, and thread t of these has lanes 4t..4t+3. So a warp reads four strands at
-// once. A block of threads processes a quarter of a group. The block that finishes last in a group adds the group's
-// strands in order. The block that finishes last of all adds the groups. Blocks are small, so that an update of about
-// ten million parameters fills the GPU evenly.
+// a time. A block of threads processes a quarter of a group at a time. The block that finishes last in a group adds the
+// group's strands in order. The block that finishes last of all adds the groups. Blocks of threads are small, so that
+// even an update of about ten million parameters uses all multiprocessors equally.
 //
-// Squares and products of fp32 numbers are exact in double, so fused multiply-adds change no bit. They halve the work
-// of the double-precision unit, which is slow on consumer GPUs.
+// Squares and products of fp32 numbers are exact in double, so fused multiply-adds change no bit. Fused operations
+// halve the work of the double-precision unit, which is slow on consumer GPUs.
 #pragma once
 
 #include "source.cuh"
@@ -24,8 +24,8 @@ FASTAGG_FN int64_t groups_of(int64_t size) { return size > 0 ? (size + kGroup - 
 
 // The device memory through which the blocks of threads of one launch exchange data.
 struct NormScratch {
-  double* strand;  // kSums numbers for every strand, group after group
-  double* group;   // kSums numbers for every group
+  double* strand;  // the strands' sums, [kSums, groups, kGroupStrands]
+  double* group;   // the groups' sums, [kSums, groups]
   // The number of finished groups, then each group's number of finished parts. All are 0 between launches.
   unsigned* finished;
 
@@ -37,13 +37,13 @@ struct NormScratch {
 FASTAGG_FN int64_t counters_of(int64_t groups) { return 1 + groups; }
 FASTAGG_FN int64_t sums_of(int64_t groups) { return groups * kSums * (kGroupStrands + 1); }
 
-// A thread's sums of the lanes 4t..4t+3.
+// The sums of a thread's four lanes.
 struct Lanes {
   double of[kSums][kFour];
 };
 
 // Adds `N` rows of kLanes elements to the sums. The loads of all rows start before the first addition. Moves: whether
-// to sum |x - base|^2. Inner: whether to sum (x - base).update, too.
+// to sum |x - base|^2. Inner: whether to sum (x - base).update, too (only with Moves).
 template <bool Moves, bool Inner, int N, bool Whole, typename Reader>
 __device__ __forceinline__ void add_rows(Reader& reader, const float* x, const float* base, int64_t at, int64_t left,
                                          Lanes& lanes) {
@@ -83,9 +83,9 @@ __device__ __forceinline__ bool last_to_come(unsigned* counter, int64_t all) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();  // this block's writes come before the count
+    __threadfence();  // makes this block's writes visible before the count
     last = atomicAdd(counter, 1u) == static_cast<unsigned>(all - 1);
-    __threadfence();  // the count comes before reading the others' writes
+    __threadfence();  // reads the other blocks' writes only after the count
   }
   __syncthreads();
   return last;
@@ -97,7 +97,7 @@ __device__ __forceinline__ double total_of(const double* groups_sums, int64_t gr
   for (int slot = static_cast<int>(threadIdx.x); slot < kSlots; slot += kPartThreads) {
     double sum = 0.0;
     for (int64_t g = slot; g < groups; g += kSlots) sum += __ldcg(groups_sums + g);
-    // No barrier is needed yet: while `half` is a multiple of the block's size, only this thread reads its slots.
+    // No barrier is needed yet. While `half` is a multiple of kPartThreads, a thread reads only slots that it wrote.
     slots[slot] = sum;
   }
   for (int half = kSlots / 2; half > 0; half /= 2) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ double total_of(const double* groups_sums, int64_t gr
   return total;
 }
 
-// Writes the sums to `out` when all groups are done. A sum that is not computed is 0.
+// Computes the sums, and writes them to `out` when all groups are done. A sum that is not computed is 0.
 template <bool Moves, bool Inner, typename Reader>
 __global__ void __launch_bounds__(kPartThreads, 8)
     norms_kernel(const __grid_constant__ typename Reader::SourceData source, bool aligned, const float* x,

@@ -32,7 +32,7 @@ __device__ __forceinline__ Factors factors_of(const BufferFields& along) {
   return {gain, weight, gain * weight};
 }
 
-// Computes one element of D. `other` is the element of acc (flush) or of base (blend).
+// Computes one element of D. `u` is the element of the update, and `other` that of acc (flush) or of base (blend).
 template <DirectionKind Direct>
 __device__ __forceinline__ float direction_of(float u, float x, float other, const Factors& by, float scale) {
   if constexpr (Direct == kSingle) return by.both * u;
@@ -43,7 +43,7 @@ __device__ __forceinline__ float direction_of(float u, float x, float other, con
 // The moments of a thread's four elements.
 using ThreadMoments = MomentValues<Quad>;
 
-// Which moments the optimizer has. For a constant kind the flags are constants, and the compiler removes branches.
+// Whether the optimizer has each moment. If the optimizer is a constant, so are the flags.
 struct MomentPresence {
   bool m, v, vhat;
 };

@@ -1,4 +1,4 @@
-// Implements the queue of a server's work (queue.h) with CUDA events and a ring of pinned memory.
+// Implements queue.h with CUDA events and a ring of pinned memory.
 #include <deque>
 #include <utility>
 #include <vector>
@@ -30,7 +30,7 @@ struct ProcessState {
     try {
       const DeviceGuard here = guard();
       act();
-    } catch (const Error&) {  // the device has failed
+    } catch (const Error&) {  // ignored: the device has failed
     }
   }
   const int device, process = store::process();
@@ -196,6 +196,7 @@ class StreamQueue : public Queue {
   }
 
  private:
+  // Launched work: the event after the work, the owners to release after the event, and `used_` after the work.
   struct FinishedWork {
     std::shared_ptr<Event> then;
     std::vector<store::Owner> held;

@@ -19,7 +19,8 @@ __device__ __forceinline__ void write(float* out, int64_t index, int64_t size, b
   store_halves(aligned && begin + kScaleBlock <= size, out, begin, size, x);
 }
 
-// Computes the sum over clients in every stride-th block, in double, slot after slot. One warp processes a scale block.
+// Computes the sum over clients in the `count` blocks first, first + stride, ... Adds slot after slot, in double. One
+// warp processes a scale block.
 template <typename Format>
 __global__ void __launch_bounds__(kThreads)
     recompute_kernel(RowTable rows, int64_t size, bool aligned, const float* weights, float* sum, int64_t first,
@@ -42,7 +43,8 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kTogether = 4;
 
-// Adds the rows of `Count` slots in order. All rows are loaded first, even rows of weight 0, so that loads overlap.
+// Adds the rows of `Count` slots in order. All rows are loaded first, even rows of weight 0, so that loads overlap. If
+// `weights` is null, every row has the weight `weight`.
 template <typename Format, int Count>
 __device__ __forceinline__ void add_slots(const RowTable& rows, int64_t slot, int64_t index, const float* weights,
                                           int64_t shift, float weight, double (&total)[2][kFour]) {

@@ -1,5 +1,5 @@
 // Reads and writes scale blocks (256 elements) of stored rows (csrc/math/rows.h). One warp processes a scale block.
-// Thread t has pairs 4t..4t+3, and makes the Philox calls 4t..4t+3 for a block of 1,024 elements.
+// Elements i and i+128 of a scale block are pair i. Thread t has pairs 4t..4t+3, and makes Philox calls 4t..4t+3.
 #pragma once
 
 #include <type_traits>
@@ -38,7 +38,8 @@ __device__ __forceinline__ float absmax(const Halves& x) {
   return float_from_bits(warp_max(largest));
 }
 
-// A thread's codes of a scale block. In each plane these are four codes, which are read or written in one access.
+// A thread's codes of a scale block. If a pair has two codes, the scale block is stored as two planes: all first codes,
+// and then all second codes. Otherwise there is one plane. One access reads or writes a thread's four codes of a plane.
 template <typename Format>
 struct Codes {
   using Code = typename Format::Code;

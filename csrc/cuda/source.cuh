@@ -1,5 +1,5 @@
-// Reads an arriving update on the device. An update's pieces have their own types, and are read in place. Each kernel
-// is compiled for two readers. FlatReader reads one aligned fp32 vector, as most updates are. Cursor reads any update.
+// Reads an arriving update on the device. An update's pieces have their own types, and are read in place. Most kernels
+// are compiled for two readers. FlatReader reads one aligned fp32 vector, as most updates are. Cursor reads any update.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,7 @@ struct Source {
   __device__ __forceinline__ int dtype_of(int piece) const { return static_cast<int>(end[piece] & 3); }
 };
 
-// Returns a piece of fp32, fp16 or bf16 numbers. For an encoded update, these are the decoded numbers in its
-// DeviceWire.
+// Returns a piece of fp32, fp16 or bf16 numbers. Those of an encoded update are the decoded numbers in its DeviceWire.
 inline Piece as_numbers(Piece piece) {
   if (piece.dtype != kDeviceEncoded) return piece;
   return {static_cast<const DeviceWire*>(piece.data)->numbers, piece.begin, piece.size, kFloat32};
@@ -66,7 +65,7 @@ class FlatReader {
   const float* data_;
 };
 
-// Reads any update, at increasing positions.
+// Reads any update, at increasing positions from `position` on.
 class Cursor {
  public:
   using SourceData = Source;

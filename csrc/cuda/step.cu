@@ -1,4 +1,5 @@
-// Takes a server step, direction and optimizer, in one pass. The arithmetic is that of csrc/math, without contraction.
+// Takes server steps along single, flush and blend directions. One pass computes the direction and applies the
+// optimizer. Also adds an update to a sum. The arithmetic is that of csrc/math, without contraction.
 #include <type_traits>
 
 #include "moments.cuh"
@@ -8,9 +9,9 @@
 namespace fastagg::cuda {
 namespace {
 
-// Calls visit(rows, reader, at, left) for this thread's elements of every row of 128 elements. `rows` is a constant,
-// the number of rows in one call: 2 in a whole aligned block of 1,024, otherwise 1. `visit` should load both rows
-// before it computes either.
+// Calls visit(rows, reader, at, left) for this thread's four elements of every row of 128 elements. `rows` is a
+// constant: the number of neighbouring rows in one call, 2 in a whole aligned block of 1,024, otherwise 1. `visit`
+// should load both rows before it computes.
 template <typename Reader, typename Visit>
 __device__ __forceinline__ void for_each_row(const typename Reader::SourceData& source, bool aligned, Visit visit) {
   for (int64_t block = warp_of_grid(); block * kBlock < source.size; block += warps_of_grid()) {
@@ -28,7 +29,7 @@ __device__ __forceinline__ void for_each_row(const typename Reader::SourceData& 
   }
 }
 
-// Steps this thread's elements of N rows. N is 2 in a whole block, and 1 for a row that may end early.
+// Steps this thread's elements of N rows. N is 2 in whole aligned blocks. Otherwise N is 1, and the row may end early.
 template <typename Kind, DirectionKind Direct, int N, typename Reader>
 __device__ __forceinline__ void step_rows(Reader& reader, int64_t at, int64_t left, const BufferFields& along,
                                           const Factors& by, const Optimizer& optimizer) {

@@ -6,7 +6,7 @@
 namespace fastagg::cuda {
 namespace {
 
-// Computes the sums of parts. Eight threads process a part, as they process a strand in norms.cuh.
+// Computes the sums of parts (UpdateParts). Eight threads process a part, as they process a strand in norms.cuh.
 __global__ void __launch_bounds__(kThreads)
     parts_kernel(const __grid_constant__ Source source, const __grid_constant__ UpdateParts parts) {
   constexpr int kAtOnce = kWarp / static_cast<int>(kQuads);

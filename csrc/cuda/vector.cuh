@@ -13,7 +13,7 @@
 
 namespace fastagg::cuda {
 
-// Calls launch(T{}) for the type T at `place` of a list. This is visit_at for host code.
+// Calls launch(T{}) for the type T at `place` of a list. The same as visit_at, for host code.
 template <typename Launch, typename... Each>
 void launch_of(int place, List<Each...>, Launch launch) {
   int at = 0;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store(bool whole, float* out, int64_t left, cons
 
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 
-// warp_of_grid() returns this warp's number among all warps of the launch. warps_of_grid() returns the number of these.
+// warp_of_grid() returns this warp's number in the launch. warps_of_grid() returns how many warps the launch has.
 __device__ __forceinline__ int64_t warp_of_grid() {
   return static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
 }

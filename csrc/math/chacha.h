@@ -11,7 +11,7 @@ struct ChaChaKey {
   uint32_t words[8];
 };
 
-// ChaCha20's operations on single words. cpu/noise.inl has the same operations on vectors.
+// The operations that ChaCha20 needs, on single words. cpu/noise.inl has the same operations on vectors.
 struct ChaChaScalar : Scalar {
   template <int Left>
   FASTAGG_FN U turned(U a) {
@@ -27,7 +27,8 @@ FASTAGG_FN void quarter_round(U& a, U& b, U& c, U& d) {
   c += d, b = L::template turned<7>(b ^ c);
 }
 
-// Computes a block of 16 output words. `place` has the counter and nonce, the last four words of ChaCha20's state.
+// Computes a block, which is 16 output words. `place` is the last four words of ChaCha20's initial state. The counter
+// is in the first two of these words, and the nonce in the others. The low halves come first.
 template <typename L, typename U>
 FASTAGG_FN void chacha20(const ChaChaKey& key, const U (&place)[4], U (&words)[16]) {
   constexpr uint32_t kConstants[4] = {0x61707865u, 0x3320646eu, 0x79622d32u, 0x6b206574u};
@@ -48,7 +49,7 @@ FASTAGG_FN void chacha20(const ChaChaKey& key, const U (&place)[4], U (&words)[1
   for (int i = 0; i < 16; ++i) words[i] += start[i];
 }
 
-// Computes the 16 words of a counter and a nonce. A key may use a pair of counter and nonce for one purpose only.
+// Computes the block for a counter and a nonce. Under one key, a pair of counter and nonce must serve one purpose only.
 inline void chacha_words(const ChaChaKey& key, uint64_t counter, uint64_t nonce, uint32_t (&words)[16]) {
   const uint32_t place[4] = {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
                              static_cast<uint32_t>(nonce), static_cast<uint32_t>(nonce >> 32)};

@@ -1,14 +1,14 @@
-// Combines several updates, one element at a time. A row is the vector of one update. A trimmed mean, or a mean around
-// the median, stays close to the other rows if a few rows have arbitrary values.
+// Combines several updates, one element at a time. A row is the vector of one update. If at most `cut` rows, and less
+// than half of all, have arbitrary values, a trimmed mean or a mean around the median stays close to the other rows.
 //
 //   mean      0 + w_1*row_1 + w_2*row_2 + ..., added in this order
 //   trimmed   the mean of w_k*row_k without the `cut` smallest and the `cut` largest values (Yin et al. 2018,
-//             Definition 2). With the largest `cut` that leaves a value, this is the median.
+//             Definition 2). With the largest possible `cut`, this is the median.
 //   around    the mean of the count - cut values of w_k*row_k that are nearest to the median of all values. Of two
-//             equally near values, the smaller is taken first (mean around the median, Xie et al. 2018).
+//             equally near values, the smaller one is taken (mean around the median, Xie et al. 2018).
 //
 // `trimmed` and `around` sort the values of each element with a sorting network. A sorting network compares the same
-// places whatever the values are. So vector instructions can sort several elements at once.
+// places whatever the values are. So vector instructions can sort the values of several elements at the same time.
 #pragma once
 
 #include "list.h"
@@ -27,13 +27,13 @@ struct MeanAroundMedian {
 };
 using CombineKinds = List<Mean, TrimmedMean, MeanAroundMedian>;
 constexpr int64_t kMostCombined = 1024;  // the largest number of rows that can be combined
-// A sum over a pair of rows consists of 8 partial sums, the lanes. Element i's product is added to lane i % 8. After
-// each block of 1,024 elements, the lanes are added as ((0+1) + (2+3)) + ((4+5) + (6+7)). The sums of blocks are added
-// in order within a group (reduce.h).
+// A sum over a pair of rows adds products, or squared differences, in blocks of 1,024 elements. A block has 8 partial
+// sums, the lanes. Element i's term is added to lane i % 8. The block's sum is ((0+1) + (2+3)) + ((4+5) + (6+7)) over
+// the lanes. The sums of blocks are added in order within a group, and the groups' sums as in reduce.h.
 constexpr int64_t kSumLanes = 8;
 
-// How elements are combined. `kind` is the place in CombineKinds. `cut` is the number of values that are left out.
-// TrimmedMean leaves out `cut` values at each end. MeanAroundMedian leaves out `cut` values in total.
+// The settings of a combination. `kind` is the place in CombineKinds. TrimmedMean leaves out `cut` values at each end.
+// MeanAroundMedian leaves out `cut` values in total. Mean ignores `cut`.
 struct CombineSetting {
   int kind = place_in<Mean>(CombineKinds{});
   int64_t cut = 0;
@@ -74,7 +74,8 @@ struct Network {
 template <int N>
 constexpr Network<N> kNetwork{};
 
-// Sorts N values, by recursion instead of a loop. So all places are constants, and the values stay in registers.
+// Sorts N values, by recursion instead of a loop. So all places in `values` are constants, and the values stay in
+// registers.
 template <int N, typename L, int At = 0, typename F>
 FASTAGG_FN void sort(F* values) {
   if constexpr (At < kNetwork<N>.size) {
@@ -84,7 +85,7 @@ FASTAGG_FN void sort(F* values) {
   }
 }
 
-// Returns the trimmed mean of `count` sorted values. at(k) is the k-th value.
+// Returns the mean of `count` sorted values without `cut` values at each end. at(k) is the k-th value, from 0.
 template <typename F, typename At>
 FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {
   F sum{};
@@ -92,9 +93,10 @@ FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {
   return sum / static_cast<float>(count - 2 * cut);
 }
 
-// Returns the mean around the median of `count` sorted values. at(k) is the k-th value. The values in the mean are
-// count - cut neighbours in the sorted order. The k-th value is left out if the value count - cut places above is
-// nearer to the median. chosen(condition, yes, no) returns `yes` where the condition holds, and otherwise `no`.
+// Returns the mean around the median of `count` sorted values. at(k) is the k-th value, from 0. The values in the mean
+// are count - cut neighbours in the sorted order. So of two values that are count - cut places apart, at most one is in
+// the mean: the nearer to the median, or the lower one if both are equally near. chosen(condition, yes, no) returns
+// `yes` where the condition holds, and otherwise `no`.
 template <typename F, typename At, typename Chosen>
 FASTAGG_FN F mean_around(int64_t count, int64_t cut, At at, Chosen chosen) {
   const int64_t kept = count - cut;

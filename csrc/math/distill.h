@@ -1,5 +1,6 @@
 // FedEcho's distillation loss (Eqs. 3 and 4 of the paper), one row at a time. y are the teachers' logits and z the
-// student's logits of a row, for C classes. alpha weights the teachers' probabilities p against their label:
+// student's logits of a row, for C classes. p are the teachers' probabilities, with the weight alpha. The label has the
+// weight 1 - alpha.
 //
 //   p = softmax(y);  H = -sum p log p;  label = argmax y
 //   f = alpha*KL(p || softmax(z)) + (1 - alpha)*(-log softmax(z)[label])
@@ -8,8 +9,8 @@
 // With t = z - max z and S = sum exp t:  KL = -H - sum p*t + log S;  -log softmax(z)[label] = log S - t[label].
 // So no exponential overflows, and no element needs a logarithm.
 //
-// Bytes of memory traffic per element: 8 for the targets (y is read, p is written), and 12 for loss and gradient (z and
-// p are read, the gradient is written). A row is read from memory once and then stays in the cache.
+// Bytes of memory traffic per element in fp32: 8 for the targets (y is read, p is written), and 12 for loss and
+// gradient (z and p are read, the gradient is written). This holds if a row fits in the cache.
 #pragma once
 
 #include "exponential.h"
@@ -19,7 +20,7 @@ namespace fastagg {
 
 constexpr int64_t kIgnored = -100;  // the label of rows that the loss ignores, as in torch
 
-// Returns p*t. If the probability p is zero, the result is zero even for an infinite t.
+// Returns p*t if p > 0, otherwise 0. So the result is not NaN for the probability 0 and t = -infinity.
 template <typename T>
 FASTAGG_FN T weighed(T p, T t) {
   return p > T(0) ? p * t : T(0);

@@ -9,7 +9,8 @@
 
 namespace fastagg {
 
-// Returns 2^n. `n` is unsigned, because it is arbitrary for a NaN, and signed arithmetic must not overflow.
+// Returns 2^n. `n` is a signed number modulo 2^32 (double: 2^64). For exp of a NaN, n is arbitrary, and signed
+// arithmetic could overflow.
 FASTAGG_FN float two_to(uint32_t n) {  // -126 <= n <= 127
   const uint32_t bits = (n + 127u) << 23;
   float out;
@@ -24,8 +25,8 @@ FASTAGG_FN double two_to(uint64_t n) {  // -1022 <= n <= 1023
   return out;
 }
 
-// Returns exp(x) for x <= 0, within 2 ulp. Below x = -87 (double: -708) the result is 0, because the exact result is
-// about as small as the smallest normal number. NaN stays NaN.
+// Returns exp(x) for x <= 0, within 2 ulp. Below x = -87 (double: -708) the result is 0 instead, because the exact
+// result is about as small as the smallest normal number. NaN stays NaN.
 FASTAGG_FN float exp_negative(float x) {
   const float clamped = x < -87.0f ? -87.0f : x;
   // x = n*log(2) + r with a whole n and |r| <= log(2)/2. Adding 1.5*2^23 rounds x/log(2) to n, and leaves n in the low
@@ -70,8 +71,8 @@ FASTAGG_FN double exp_negative(double x) {
   return x < -708.0 ? 0.0 : value;
 }
 
-// Returns log(x) for x >= 1, within 2 ulp. With x = 2^k*f and f near 1, log x = k*log(2) + 2*artanh((f-1)/(f+1)). NaN
-// and infinity are returned unchanged.
+// Returns log(x) for x >= 1 and below the largest double, within 2 ulp. With x = 2^k*f and f near 1, log x = k*log(2) +
+// 2*artanh((f-1)/(f+1)). NaN and infinity are returned unchanged.
 FASTAGG_FN double log_positive(double x) {
   if (!(x < 1.7976931348623157e308)) return x;
   int64_t bits;

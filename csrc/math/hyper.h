@@ -11,21 +11,21 @@ struct Hyper {
   float beta2;
   float rest2;  // 1 - beta2, rounded once from double
   float eps;
-  float root_scale;                // multiplies the square root
+  float root_scale;                // the factor of the square root; 1 without bias correction
   float eps_root = 0.0f;           // added to v, or to vhat, under the square root
-  float drag = 0.0f, keep = 1.0f;  // weight decay: D - drag*x replaces D, and keep*x replaces x
+  float drag = 0.0f, keep = 1.0f;  // weight decay: D - drag*x replaces D, keep*x replaces x
   float part = 1.0f;               // DelayedMomentum: the factor of each direction, 1/N for a period of N steps
   bool ends = true;                // DelayedMomentum: whether the period ends with this step
 };
 
-// The settings on which the bound of an optimizer's step depends (`reach` in optimizers.h). `eps` is the smallest
-// divisor of a step, and `part` is Hyper's `part`.
+// The settings on which the bound of an optimizer's step depends (`reach` in optimizers.h). beta1, beta2 and part are
+// as in Hyper. `eps` is the smallest divisor of a step.
 struct Decay {
   double beta1, beta2, eps;
   double part = 1.0;
 };
 
-// Upper bounds on the magnitudes of the elements: `m` of m, `v` of v and vhat.
+// Upper bounds on magnitudes. `m` bounds the elements of m. `v` bounds the elements of v and vhat.
 struct MomentBounds {
   double m = 0.0, v = 0.0;
 };

@@ -11,7 +11,7 @@ struct List {
   static constexpr int kCount = sizeof...(Each);
 };
 
-// Returns the place of a type in its list.
+// Returns the place of the type `Wanted` in a list, from 0. The list must have the type.
 template <typename Wanted, typename First, typename... Rest>
 constexpr int place_in(List<First, Rest...>) {
   if constexpr (__is_same(Wanted, First))
@@ -20,7 +20,7 @@ constexpr int place_in(List<First, Rest...>) {
     return 1 + place_in<Wanted>(List<Rest...>{});
 }
 
-// Calls visit(T{}) for the type T at `place`. All types of a list are empty structs.
+// Calls visit(T{}) for the type T at `place`, which must be in the list. All types of a list are empty structs.
 template <typename Visit, typename First, typename... Rest>
 FASTAGG_FN void visit_at(int place, List<First, Rest...>, Visit&& visit) {
   if constexpr (sizeof...(Rest) > 0) {

@@ -1,12 +1,12 @@
 // Computes Gaussian noise from ChaCha20's words, with IEEE operations only. So the bits are the same on every machine.
 //
-// The method is Box and Muller's. It multiplies sqrt(-2*log(u)), with a random u in (0, 1], by the cosine and by the
-// sine of a random angle. u has 41 random bits, so no result's magnitude is above kLargestNormal. The angle has 24
-// random bits. log, sine and cosine are computed in fp32 with the polynomials of the Cephes library.
+// The method of Box and Muller multiplies sqrt(-2*log(u)), with a random u in (0, 1], by the cosine and by the sine of
+// a random angle. u has 40 random bits and is at least 2^-41, so no result's magnitude is above kLargestNormal. The
+// angle has 24 random bits. log, sine and cosine are computed in fp32 with the polynomials of the Cephes library.
 //
-// A block of 1,024 elements uses 64 calls of ChaCha20. Call j has the counter 64*block + j. Its words w and w + 8, with
-// w in 0..7, make the numbers for the elements 64*w + j and 64*(w + 8) + j. So neighbouring elements use neighbouring
-// calls, which suits vector instructions.
+// A block of 1,024 elements uses 64 calls of ChaCha20. Call j of block b has the counter 64*b + j. The call's words w
+// and w + 8, with w in 0..7, make the numbers for the elements 64*w + j and 64*(w + 8) + j. So neighbouring elements
+// use neighbouring calls, which suits vector instructions.
 #pragma once
 
 #include "chacha.h"
@@ -56,8 +56,8 @@ FASTAGG_FN F with_noise(F d, float scale, F normal) {
   return d + scale * normal;
 }
 
-// Correlated noise (plan.h). without_past() subtracts omega times the past noise from fresh noise. next_past()
-// multiplies the past noise by theta and adds the fresh noise.
+// The two operations of correlated noise (plan.h). without_past() subtracts omega times one past noise from the new
+// noise. next_past() multiplies a past noise by theta, and adds the new noise after all subtractions.
 FASTAGG_FN float without_past(float fresh, float omega, float past) { return fresh - omega * past; }
 FASTAGG_FN float next_past(float past, float theta, float fresh) { return theta * past + fresh; }
 

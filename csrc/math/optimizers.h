@@ -8,16 +8,16 @@
 //   momentum m <- b1*m + D ; x <- x + lr*m                 FedAvgM
 //   adam     x <- x + lr*m/(sqrt(v + eps_root)*root_scale + eps)   FedAdam
 //   amsgrad  x <- x + lr*m/(sqrt(vhat + eps_root)*root_scale + eps)   FedAMS option 1, FADAS
-//   yogi     v <- v - (1-b2)*D*D*sign(v - D*D) ; x as adam FedYogi
-//   adagrad  v <- v + D*D ;                      x as adam FedAdagrad
+//   yogi     v <- v - (1-b2)*D*D*sign(v - D*D) ; x as adam   FedYogi
+//   adagrad  v <- v + D*D ;                      x as adam   FedAdagrad
 //   lookahead  m, v as adam; then x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v + eps_root)*root_scale + eps)   FedAC
 //   nesterov   m <- b1*m + (1-b2)*D ; x <- x + lr*(D + b1*m)     DiLoCo (b2 = 0), HeLoCo (b2 = b1); b2 is the dampening
 //   delayed    x <- x + lr*D/N ; v <- v + D ; at every N-th step also m <- b1*m + v/N ; x <- x + lr*b1*m ; v <- 0
 //              Delayed Nesterov (Async Local-SGD, Algorithm 3): v is a sum of directions, and may be negative
 //
 // Without Adam's bias correction, `root_scale` is 1. With the correction, in step r, `root_scale` is 1/sqrt(1-b2^r), lr
-// includes the factor 1/(1-b1^r), and eps_root the factor 1-b2^r. A factor of exactly 1 changes no bit, and neither
-// does adding 0 to a moment. So one formula works in both cases.
+// includes the factor 1/(1-b1^r), and eps_root the factor 1-b2^r. Without the correction these factors are 1, which
+// changes no bit. So one formula works in both cases.
 //
 // With weight decay, every optimizer uses D - drag*x in place of D, and keep*x in place of x.
 //
@@ -34,10 +34,10 @@
 
 namespace fastagg {
 
-// Returns a bound of |m|/sqrt(v), with a margin for rounding, or infinity if there is none. v is at least c*b2^k times
-// the square of the direction k steps ago. This direction has the weight (1-b1)*b1^k in m. If a direction is below
-// kVanishing, its square may be 0 in fp32. Then v may be 0 while m is up to kVanishing, and m/(sqrt(v) + eps) is at
-// most kVanishing/eps.
+// Returns a bound on |m|/(sqrt(v) + eps), with a margin for rounding. Returns infinity if no bound is known. `c`
+// belongs to the optimizer: v is at least c*b2^k times the square of the direction k steps ago. In m, this direction
+// has the weight (1-b1)*b1^k. If a direction is below kVanishing, its square may be 0 in fp32. Then v may be 0 while m
+// is up to kVanishing. The quotient is then at most kVanishing/eps.
 constexpr double kVanishing = 1e-22;
 inline double largest_ratio(const Decay& s, double c) {
   const double left = 1.0 - s.beta1 / std::sqrt(s.beta2);
@@ -63,7 +63,7 @@ FASTAGG_FN void decay(float& d, float& x, const Hyper& h) {
   x = h.keep * x;
 }
 
-// The moments of one element or vector. An optimizer does not read moments that it lacks.
+// The moments of one element, or of one vector of elements. An optimizer does not read moments that it lacks.
 template <typename F>
 struct MomentValues {
   F m, v, vhat;
@@ -71,14 +71,14 @@ struct MomentValues {
 
 // Every optimizer defines:
 //   kM, kV, kVhat  whether the optimizer has the moment
-//   kScalesV       whether `advance` uses v without decay2, so that a coded v must be multiplied by its unit first
-//   kAlong         whether the step is lr times the direction itself
+//   kScalesV       whether `advance` uses v without decay2. An 8-bit v must then be multiplied by its scale first.
+//   kAlong         whether x changes by lr times the direction
 //   kPlain         whether the moments are always fp32, never 8 bits
-//   advance        updates the moments. decay1 and decay2 multiply the old m and v. These are the betas, times the unit
-//                  for 8-bit moments. L has the operations on elements (portable.h).
+//   advance        updates the moments. decay1 and decay2 multiply the old m and v. They are the betas, for 8-bit
+//                  moments times the scale c*2^span (moments.h). L has the operations on elements (portable.h).
 //   moved          returns the new x, from the moments before and after `advance`
-//   reach          raises the moments' bounds to those after a step whose direction has elements of at most d. Returns
-//                  a bound on the change of x, divided by lr.
+//   reach          updates the bounds of the moments for a step whose direction has elements of magnitude d or less.
+//                  Returns a bound on the magnitude of the change of x, divided by lr.
 struct Sgd {
   static constexpr const char* kName = "sgd";
   static constexpr bool kM = false, kV = false, kVhat = false, kScalesV = false, kAlong = true, kPlain = true;

@@ -30,13 +30,13 @@ FASTAGG_FN Philox philox(Philox counter, uint32_t key0, uint32_t key1) {
 // The key of the random bits that round one vector, such as a client's row.
 struct RandomKey {
   uint64_t seed;
-  uint64_t step;    // the number of the arrival or step
-  uint32_t client;  // the row's client
+  uint64_t step;    // the number of the arrival, or of the server's step
+  uint32_t client;  // the row's client, or a constant for a vector of the server
 };
 
-// A block of 1,024 elements uses 128 calls. Call j has 16 bits for each of the elements j, j+128, ..., j+896, in the
-// order lower half of a, upper half of a, lower half of b, and so on. So neighbouring elements use neighbouring calls,
-// which suits vector instructions. A GPU thread with elements 4t..4t+3 of every 128 makes exactly calls 4t..4t+3.
+// A block of 1,024 elements uses 128 calls. Call j has 16 bits for each of the elements j, j+128, ..., j+896. The order
+// is the lower half of the word a, the upper half of a, the lower half of b, and so on. So neighbouring elements use
+// neighbouring calls, for vector instructions. A GPU thread with elements 4t..4t+3 of every 128 makes calls 4t..4t+3.
 constexpr int64_t kCalls = 128;
 
 FASTAGG_FN Philox random_call(const RandomKey& key, int64_t block, uint32_t call) {

@@ -24,7 +24,7 @@
 #define FASTAGG_NO_CARRY _Pragma("GCC ivdep")
 #endif
 
-// Unrolls the next loop completely, so that its arrays stay in registers. The loop's length must be a small constant.
+// Unrolls the next loop completely, so that its arrays stay in registers. The loop's length must be a constant <= 16.
 #if defined(__clang__)
 #define FASTAGG_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -45,7 +45,7 @@ FASTAGG_FN uint32_t bits_of(float value) {
   return bits;
 }
 
-// Returns a*b + c with one rounding. CUDA has an instruction for this. On the host, the sum in double is rounded to
+// Returns a*b + c with one rounding. A GPU has an instruction for this. On the host, the sum in double is rounded to
 // odd. So the following rounding to float accounts for the lost bits (Boldo and Melquiond 2008).
 FASTAGG_FN float fused_multiply_add(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
@@ -64,7 +64,7 @@ FASTAGG_FN float fused_multiply_add(float a, float b, float c) {
 }
 
 // Element functions take their operations from a template argument, usually called L. Scalar has the operations on a
-// single element. These define the results, and CUDA's threads use them. cpu/simd.h has the same operations on vectors.
+// single element, which define the results. CUDA's threads use Scalar. cpu/simd.h has the same operations on vectors.
 struct Scalar {
   typedef float F;
   typedef uint32_t U;

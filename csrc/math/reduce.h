@@ -1,15 +1,15 @@
-// The fixed order of additions in every reduction. So a norm has the same bits on every processor and for every number
-// of threads.
+// The order of additions in norms, inner products and similar sums over vectors. The order is fixed, so a sum has the
+// same bits on every processor and for every number of threads.
 //
 //   strand  2,048 elements in 32 partial sums in double, the lanes. Lane k sums elements k, k+32, ... in order. Every
-//           four neighbouring lanes are added up to a quad. The 8 quads are then folded: the upper half of them is
-//           added to the lower half, until one quad is left.
+//           four neighbouring lanes are added up to a quad. The 8 quads are then folded: the upper half of the quads
+//           is added to the lower half, until one quad is left.
 //   group   32 strands, added in order.
 //   total   256 partial sums, the slots. Slot j adds groups j, j+256, ... in order. The slots are folded like quads.
 //
 // A CPU core keeps the lanes in registers and reads a strand from start to end. On a GPU, eight threads process a
-// strand, with four neighbouring lanes each. 256 threads process a group. Missing elements at the end count as +0,
-// which changes no bit of a sum of squares.
+// strand, with four neighbouring lanes each. 256 threads process a group. Missing elements at the end count as +0. This
+// changes no bit, because every sum starts from +0.
 #pragma once
 
 #include "portable.h"

@@ -7,12 +7,14 @@
 //   int4   as int8, with 7 in place of 127. Byte i has elements i (low four bits) and i+128 (high) of a scale block.
 //
 // Rounding is stochastic and unbiased: the expected value of a decoded element is the element. 16 random bits decide
-// whether a value is rounded up, with a probability equal to its fraction. Integer multiples of the scale, including
-// zero, are stored exactly. The error of other values is less than the scale. The scale is at least FLT_MIN, so that
-// 1/scale is finite. So elements of a block of denormals are rounded to 0 or to FLT_MIN in magnitude.
+// whether a value is rounded up. The probability is the value's distance from the lower code, as a fraction of the
+// distance of two codes. In int8 and int4, integer multiples of the scale, including zero, are stored exactly, and the
+// error of other values is less than the scale. The scale is at least FLT_MIN, so that 1/scale is finite. So elements
+// of a block of denormals are rounded to 0 or to FLT_MIN in magnitude.
 //
 // Elements i and i+128 of a scale block are processed as a pair. The pair shares a random word, and in int4 a byte. A
-// format stores a pair as `kPlanes` codes, which lie `plane` codes apart.
+// format stores a pair as `kPlanes` codes. If there are two, a scale block has two planes: all codes of elements
+// 0..127, and then all codes of elements 128..255. `plane` is the distance of a pair's two codes.
 //
 // To add a format, write a struct and add it to the list here. Add its float64 version to tests/support/reference.
 #pragma once
@@ -31,7 +33,7 @@ FASTAGG_FN float scale_of(float absmax, float levels) {
 }
 
 // Returns (random + 1/2)/2^16 - 1/2 for 16 random bits. This is uniform in (-1/2, 1/2) without the ends, so a whole
-// number plus the result rounds to the whole number itself. The random bits are the mantissa of a number from 1 to 2.
+// number plus the result rounds to the whole number itself. The random bits become the mantissa of a number in [1, 2).
 FASTAGG_FN float dither(uint32_t random) { return float_from_bits(0x3f800000u | random << 7) - 1.49999237060546875f; }
 
 // A whole number below 2^21 in magnitude, as the bits of the float 1.5*2^23 + number. Adding 1.5*2^23 to a float rounds
@@ -44,8 +46,8 @@ constexpr Whole kWholeZero = 0x4b400000;
 
 FASTAGG_FN int32_t number_of(Whole whole) { return whole - kWholeZero; }
 
-// Rounds `scaled` up or down, to at most `levels` in magnitude. The limits are needed because absmax/scale may exceed
-// `levels` by an ulp. Integers are compared, because comparing floats is slower (NaN needs care).
+// Rounds `scaled` up or down, at random, to at most `levels` in magnitude. The limits are needed because absmax/scale
+// may exceed `levels` by an ulp. Integers are compared, because comparing floats is slower (NaN needs care).
 FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels) {
   const Whole whole = static_cast<Whole>(bits_of(scaled + dither(random) + kWhole));
   const Whole limited = whole < kWholeZero + levels ? whole : kWholeZero + levels;
@@ -58,7 +60,7 @@ FASTAGG_FN Whole round_up_or_down(float scaled, uint32_t random, int32_t levels)
 //   kept     decodes a result of `put`
 //   join     stores the two results of `put` for a pair
 //   split    reads the two codes of a pair as numbers
-//   value    decodes one of these numbers
+//   value    decodes a number from split
 
 // Stores one code for each element. The code is the low bits of `put`'s result.
 template <typename Bits>

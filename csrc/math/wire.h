@@ -4,7 +4,7 @@
 //
 //   int8, int4  the codes and scales of a client's row (rows.h), rounded without bias
 //   tensor      int8 codes, rounded to nearest. Each of the model's arrays has the scale absmax/127.
-//   sign        a bit for each element, 1 if negative. The scale of every 256 elements is their mean magnitude.
+//   sign        the sign bit of each element. The scale of every 256 elements is their mean magnitude.
 //   bf16        bfloat16, rounded without bias, and padded like a row
 //   topk        the k elements of largest magnitude, by rising index. All others are zero. The k values are stored as
 //               a row in fp32, bf16 or int8, or as int2: two bits each, for absmax*{-1, -1/3, 1/3, 1} of every 256
@@ -92,7 +92,7 @@ struct Int4Codec : RowCodec<Int4> {
   static constexpr const char* kType = "u1";
 };
 
-// A codec with codes of `Bits` bits. The first code is in the first byte's lowest bits. Each such codec also defines:
+// A codec with codes of `Bits` bits. The first code is in the first byte's lowest bits. Such a codec also defines:
 //   scale  returns the scale for n numbers, at most a scale block
 //   code   encodes a number with 16 random bits; `inverse` is 1/scale
 //   value  decodes a code
@@ -130,7 +130,7 @@ FASTAGG_FN float sum_of_magnitudes(const float* in, int64_t n, float unit) {
 struct SignCodec : BitCodec<1> {
   static constexpr const char* kName = "sign";
   static constexpr bool kRandom = false;
-  // Returns the mean magnitude. The sum of finite numbers may overflow fp32, but their mean cannot.
+  // Returns the mean magnitude. If the sum overflows fp32, adds again, with each number divided by 256.
   FASTAGG_FN float scale(const float* in, int64_t n) {
     constexpr float kLargestCount = static_cast<float>(kScaleBlock);
     const float mean = sum_of_magnitudes(in, n, 1.0f) / static_cast<float>(n);
@@ -182,8 +182,7 @@ FASTAGG_FN float value_at(const uint8_t* codes, const float* scales, int64_t i) 
 enum WirePart { kCodes, kScales, kIndices, kEnds };
 constexpr const char* kWireParts[] = {"codes", "scales", "indices", "ends"};
 
-// Calls visit(part, type, size) for each array that a codec needs for `count` numbers. `size` is the array's number of
-// items.
+// Calls visit(part, type, size) for each array that a codec needs for `count` numbers. An array has `size` items.
 template <typename Codec, typename Visit>
 void visit_codes(int64_t count, Visit visit) {
   const int64_t width = Codec::kType[1] - '0';
