@@ -19,7 +19,7 @@ class _Periodic:
 
     def __init__(self, exchange: Exchange, every: int) -> None:
         self.exchange, self.every = exchange, _checks.whole("every", every, least=1)
-        # The number of steps at the end of the last epoch, and the change that had not been sent then.
+        # The number of steps at the last epoch's end or exchange, and the change that had not been sent then.
         self.rest: tuple[int, Tensor | None] = (0, None)
 
     def begin(self, model: nn.Module, step: int) -> None:

@@ -51,9 +51,9 @@ class _Task(NamedTuple):
 class HttpClient:
     """A client of ``fastagg serve``. This client needs no package except torch.
 
-    A request without an answer is sent again. The first pause is half a second, and each further pause is twice as
-    long, up to 30 seconds. The server may ask for a longer pause (``Retry-After``). An update is sent with its task's
-    id, so the update counts once, however often it is sent. The logger ``fastagg.clients`` gets a warning about
+    A request without an answer is sent again. The first pause is at most half a second. This limit doubles with each
+    pause, up to 30 seconds. The server may ask for a longer pause (``Retry-After``). An update is sent with its task's
+    id, so the update counts at most once, however often it is sent. The logger ``fastagg.clients`` gets a warning about
     repeated requests, at most one warning in 30 seconds.
 
     A model in parts has a task and a version for each part. The parts are transferred at the same time.
@@ -62,14 +62,14 @@ class HttpClient:
     out some of an update that counts, the rest is added to the next update of this part.
 
     Args:
-        url: the server's address, such as ``https://fl.example.org``. ``SSL_CERT_FILE`` in the environment names
-            certificates that are trusted besides the system's.
+        url: the server's address, such as ``https://fl.example.org``. The environment variable
+            ``SSL_CERT_FILE`` names a file of certificates to trust.
         client: this client's id.
         token: the client's token. Empty: the server needs no token.
         names: the names of the model's parameters, in the order of the client's vectors, such as
             ``dict(model.named_parameters())``. A tied parameter may have any of its names. None: the server's order.
         num_samples: the client's number of samples, for a server with ``weighting="samples"``. For ``"tokens"``, pass
-            tokens*tokens/steps. The attribute of this name may be set before each update.
+            tokens*tokens/steps. None: no number is sent. The attribute of this name may be set before each update.
         format: the format in which updates are encoded. None: updates are not encoded.
         download: the format of the models in tasks: ``bf16`` (2 bytes a parameter) or ``int8`` (1.016 bytes), rounded
             without bias (:meth:`fastagg.Server.dispatch`). An update is then the difference from the rounded model.
@@ -147,7 +147,7 @@ class HttpClient:
 
         Args:
             part: the number of a part. Only this part's task is asked for, and its vector returned. None: all parts.
-            newer: whether to wait until there is a newer version than the last task's.
+            newer: whether to wait for a newer version than the last task's. The first task comes without waiting.
             speed: the number of local steps that this client makes in a second, for a server with ``fastest_steps``.
 
         Raises:
@@ -169,7 +169,7 @@ class HttpClient:
 
     def send(self, update: Tensor | Encoded, part: int | None = None) -> dict[str, Any]:
         """Send the update of the last task. Return the receipt's ``version`` and ``applied``. With several parts,
-        ``version`` is the sum of their versions, and ``applied`` tells whether a part's update was applied.
+        ``version`` is the sum of their versions, and ``applied`` tells whether at least one part's update was applied.
 
         Args:
             update: a flat update [d] in fp32, fp16 or bf16, or an encoded update of one part. Other types are sent as
@@ -206,13 +206,11 @@ class HttpClient:
     def exchange(self, update: Tensor | None) -> Tensor:
         """Send an update, if there is one, and ask for the next task. Return the task's model, [d], fp32. If an update
         is too late, drop the update with a warning. If the server raises :class:`fastagg.TooSoon`, wait for the next
-        version and try again.
+        version and try again. This method can be the ``exchange`` of :func:`trainer_callback`.
 
         Raises:
             TooSoon: the server still raises this error after ``patience`` seconds. Other errors are those of
                 :meth:`task` and :meth:`send`.
-
-        This method can be the ``exchange`` of :func:`trainer_callback`.
         """
         if update is not None:
             try:

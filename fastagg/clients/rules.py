@@ -1,4 +1,4 @@
-"""The client's part of ACE with client caches, FedAC and FedProx. Users call it in local training."""
+"""The client's part of ACE with client caches, FedAC and FedProx. Users call this module in local training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class GradientDifference:
     """The state of a client of ACE with client caches (the ACE paper, Algorithm a.5) that sends ``g_new - g_prev``.
 
-    ``g_prev`` is the sum of the differences that were sent, including their rounding, so that errors do not accumulate.
+    ``g_prev`` is the sum of the returned fp32 differences, so that rounding errors do not accumulate.
 
     Example:
         >>> sender = fastagg.clients.GradientDifference()
@@ -49,10 +49,8 @@ class GradientDifference:
 
 
 class DriftCorrection:
-    """A client of FedAC. Its state is the control variate ``c_i``, and :meth:`correct` corrects trained models.
-
-    FedAC here is a reconstruction (see :func:`fastagg.FedAC`).
-    """
+    """A client of FedAC, which is a reconstruction here (:func:`fastagg.FedAC`). The client's state is the control
+    variate ``c_i``, and :meth:`correct` corrects trained models."""
 
     def __init__(self) -> None:
         self.control: Tensor | None = None  # c_i, zero at first

@@ -1,4 +1,4 @@
-"""Runs a user's module with parameters from a flat vector, for logits or the gradients of a loss. FedEcho calls it."""
+"""Runs a user's module with parameters from a flat vector, for logits or a loss's gradients. FedEcho uses this file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Student:
         size, buffer_size: the numbers of elements of the server's parameters and of its running statistics.
 
     Attributes:
-        rows_per_sample: the rows of logits of one sample: 1 for a classifier, or the number of tokens.
+        rows_per_sample: the number of rows of logits of one sample: 1 for a classifier, or the number of tokens.
         classes: C, the number of logits in a row.
         copies: whether some parameters are copies of the vector's elements, because they are not fp32.
     """

@@ -16,34 +16,34 @@ from fastagg.storage.cell import SwapCell
 
 
 class LogitsTotal(NamedTuple):
-    """The sum of the clients' latest logits, with counts that change when the sum does."""
+    """The sum of the clients' latest logits, and counts that change together with the sum."""
 
     sum: Tensor  # fp64, [rows*classes]
     heard: int = 0  # the number of clients that have logits
-    arrivals: int = 0  # the number of logits that have come
-    spare: int = 0  # the slot for the next logits
+    arrivals: int = 0  # the number of updates whose logits have been stored
+    spare: int = 0  # the cache's slot for the next logits
     used: int = 1  # the number of slots in use: one for each client with logits, and the spare slot
 
 
 class LogitsWrite(NamedTuple):
-    """A client's new logits. They are stored in the spare slot, and do not count before the moves are made."""
+    """A client's new logits. They are stored in the spare slot, and count after the changes in ``moves`` are made."""
 
     after: LogitsTotal  # the total with the new logits
-    moves: list[Move]  # the changes after which the new logits count
+    moves: list[Move]  # changes of attributes and of array elements
 
 
 class Teachers:
-    """A row of ``rows*classes`` logits for each client, and the sum of the rows. A change costs O(rows*classes).
+    """Keeps ``rows*classes`` logits of each client, and their sum over the clients. A change costs O(rows*classes).
 
-    A client's new row is written to the spare slot, and the client's old slot becomes the spare slot. Until the moves
-    of a :class:`LogitsWrite` are made, no result changes. The sum is in fp64, so that its rounding errors stay small
-    after millions of changes.
+    A client's new logits are written to a spare slot of the cache. The client's old slot, if there is one, then becomes
+    the spare slot. Until the moves of a :class:`LogitsWrite` are made, no result changes. The sum is in fp64, so that
+    its rounding errors stay small after millions of changes.
 
     Args:
-        num_clients: n.
-        rows, classes: the shape of the logits.
-        format: the format of the stored rows, as in :class:`fastagg.ClientCache`.
-        device: the device of the rows and the sum.
+        num_clients: the number of clients.
+        rows, classes: the shape of one client's logits.
+        format: the format of the stored logits, as in :class:`fastagg.ClientCache`.
+        device: the device of the logits and the sum.
         seed: the seed of the rounding.
     """
 
@@ -62,7 +62,7 @@ class Teachers:
         stored = memory.zeros(self.cache.size, self.cache.device)
         ops.cached_step_(
             None, logits, cache=self.cache, write=now.spare, client=client, arrival=now.arrivals, sum=stored
-        )  # a sum that was zero is now exactly the stored, rounded row
+        )  # `stored` was zero, so it is now exactly the row that the cache holds, rounded to the format
         total = now.sum + stored
         if old >= 0:
             total -= ops.read_row(self.cache, old)

@@ -1,4 +1,4 @@
-"""Encodes clients' updates in fewer bytes, with error feedback for biased formats. Clients and adapters call it."""
+"""Encodes clients' updates in fewer bytes, with error feedback for biased formats. Clients and adapters call this."""
 
 from fastagg.encoding.encode import ErrorFeedback, TopK, encode
 from fastagg.storage.encoded import Encoded

@@ -1,4 +1,4 @@
-"""Encodes a client's update before it is sent: :func:`encode`, its formats, and error feedback. Clients call it."""
+"""Encodes a client's update before it is sent: :func:`encode`, its formats, and error feedback. Clients call these."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ErrorFeedback:
 
 
 def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFeedback | None = None) -> Encoded:
-    """Return an update in a format that is 2 to 100 times smaller than fp32. A server reads the format directly.
+    """Return an update in one of the formats below. fp32 has 4 bytes a parameter. A server reads each format directly.
 
     =============== ============================================== ================= ========
     format          what is sent                                   bytes a parameter unbiased
@@ -117,12 +117,10 @@ def encode(delta: Arrays, format: Format | TopK, *, seed: int, feedback: ErrorFe
             torch or NumPy. Running statistics and counters are left out.
         format: one of the formats above.
         seed: the seed of the rounding, 0..2^64-1. Updates with the same seed are rounded with the same random numbers,
-            so give each update its own seed, such as the task's id. With ``feedback``, give each client its own seed.
-        feedback: this client's error feedback. It adds what earlier updates did not send, and keeps what this update
-            does not send. None: the update is sent without error feedback.
-
-    Returns:
-        :class:`fastagg.Encoded`.
+            so give each update its own seed, such as the task's id. With ``feedback``, whose count also enters the
+            random numbers, one seed for each client is enough.
+        feedback: this client's error feedback. The part of earlier updates that was not sent is added to the update,
+            and the part of this sum that is not sent is kept. None: there is no error feedback.
 
     Raises:
         ConfigError: a setting is out of range.

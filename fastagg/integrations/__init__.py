@@ -1,7 +1,7 @@
 """Adapters that run fastagg in other frameworks. Only an adapter imports its framework.
 
-This module is for adapters. It finds the presets and functions that a configuration file names, and a client's id for
-the server. It also checks that a framework is installed and new enough.
+Users import :class:`Best` and :class:`Stop` from here. Adapters call the functions, which check that a framework is
+installed, find the presets and functions that a configuration file names, and return a client's id for the server.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def check_names(names: Iterable[str], known: Iterable[str], refused: Mapping[str
 
 
 def resolved(settings: Mapping[str, object] | None) -> Plain:
-    """Return a preset's settings. For FedEcho, ``distill: "module:function"`` is replaced by the function's result."""
+    """Return a preset's settings. For FedEcho, a function's name in ``distill`` is replaced by the function's result.
+    Raises ConfigError if there is no such function, or the result is no Distillation."""
     plain = dict(settings or {})
     name = plain.get("distill")
     if isinstance(name, str):
@@ -89,8 +90,8 @@ def resolved(settings: Mapping[str, object] | None) -> Plain:
 
 
 def number_of(server: Server, client: int | str, names: Sequence[int | str] | None, setting: str) -> int | str:
-    """Return a client's id for the server: the client's name, or, if the rule keeps a row for each client, the index of
-    the name in ``names``. ``setting``: the setting that holds ``names``, for errors.
+    """Return a client's id for the server: the client's name. If the rule keeps data for each of n clients, the id is
+    instead the index of the name in ``names``. ``setting``: the setting that holds ``names``, for errors.
     """
     if server.num_clients is None:
         return client

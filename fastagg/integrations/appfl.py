@@ -62,19 +62,20 @@ class Aggregator(BaseAggregator):
 
     - ``algorithm``: a preset's name (FADAS, FedBuff, FedAsync, ACE, ...). ``settings``: the preset's keyword arguments.
       Clients count equally, as in APPFL, unless ``settings`` has ``weighting: samples``.
-    - ``num_clients``: the number of clients that get the initial model, because APPFL does not name these clients.
-    - ``client_ids``: the names of all clients, for rules that keep an update of each client (ACE, ACED, CA2FL).
+    - ``num_clients``: how many clients get the initial model. APPFL does not name these clients. The default is the
+      scheduler's ``num_clients``.
+    - ``client_ids``: the names of all clients, needed by rules that keep an update of each client (ACE, ACED, CA2FL).
     - ``model_path``, ``model_name``, ``model_kwargs``: where the model is, as in ``model_configs``. APPFL passes no
       model to an aggregator that it loads from a file. Without a model the first upload is the model, not an update.
-    - ``checkpoint``, ``save_every``: a file to continue from, and the number of versions between two writes (1). The
-      last version is also written when the aggregator or the program ends.
+    - ``checkpoint``, ``save_every``: a file to continue from, and the number of versions between two writes (default:
+      1). The last version is also written when the aggregator or the program ends.
     - ``gradient_based``: whether clients upload the model that they were sent minus the trained model, as with APPFL's
-      ``send_gradient: true``. The server then keeps no older models.
+      ``send_gradient: true``. The aggregator then keeps older models only for ``best``.
     - ``trackers``, ``best``, ``max_failures``, ``max_in_a_row``, ``max_seconds``: see
       :class:`fastagg.integrations.goals.Settings`. Numbers in the clients' metadata are metrics with names
       such as ``clients/pre_val_accuracy``.
 
-    A refused upload changes nothing. The log says why, and the client gets the current model. When each client was
+    A refused upload changes nothing. The log says why, and the client gets the current model. If each client was
     refused too often, ``RunFailed`` ends the run. APPFL passes ``model``, ``aggregator_configs`` and ``logger``.
 
     Raises:
@@ -96,14 +97,14 @@ class Aggregator(BaseAggregator):
         self.client_sample_size: dict[str | int, float] = {}
         self._ids = list(self.config["client_ids"]) if self.config.get("client_ids") else None
         self._server: fastagg.Server | None = None
-        self.book: Book[Key, str | int | None]  # the last task of each client
+        self.book: Book[Key, str | int | None]  # the open tasks: the last task of each client
         self._begun, self._is_unclear, self._is_counted, self._unnamed_count = False, False, False, 0
         self._last: dict[str | int, tuple[int, ...]] = {}  # by client: the checksums of the last upload's arrays
         self._lock = threading.RLock()
         rule = Rule(APPFL, self.config.get("algorithm"), self.config.get("settings"), rounds=self.synchronous)
         run = Settings(**{key: self.config[key] for key in _RUN if key in self.config}, retry_after=0.0)
         path, every = self.config.get("checkpoint"), self.config.get("save_every", 1)
-        # The run saves the last version when the aggregator is garbage-collected, so it must not refer to the latter.
+        # The last version is saved when the aggregator is garbage-collected, so the run must not refer to it.
         self.run = AdapterRun(rule, run, path, every, log=self.logger.info, warn=self.logger.warning)
         folder = Path(getattr(self.logger, "log_filepath", "-")).parent  # the folder of APPFL's log, or the current one
         self.run.place(App("APPFL server", "", folder))
@@ -148,7 +149,8 @@ class Aggregator(BaseAggregator):
             return dict(self.server.parameters())
 
     def _send_unnamed(self, count: int) -> None:
-        """Note that ``count`` clients without a name got the model. The next new names are taken for these clients."""
+        """Note that ``count`` clients without a name got the model. New names are later taken for these clients, unless
+        clients without a name have got different versions."""
         if any(task.holder is None and task.task.version != self.server.version for task in self.book):
             self.run.log("fastagg: a model went out again without saying to whom: new clients need one by name")
             self.book.end(self._unnamed())
@@ -247,7 +249,7 @@ class Aggregator(BaseAggregator):
         elif self._mixes:
             upload, kind = self.server.layout.difference(upload, self.server.flat), "delta"
         read = replies.answer(self.server, task, upload, stated, kind=kind, samples=weight)
-        return read._replace(still=self.synchronous)  # still=True saves the memory of a second sum
+        return read._replace(still=self.synchronous)  # `still` saves the memory of a second sum
 
     def _turned(self, upload: Arrays) -> dict[str, Arrays]:
         """Return APPFL's "gradient" as a delta: negate the parameters, and keep the client's running statistics."""
@@ -256,7 +258,7 @@ class Aggregator(BaseAggregator):
 
 
 class SyncAggregator(Aggregator):
-    """Any synchronous fastagg preset for APPFL's ``SyncScheduler``, which passes all uploads of a round at once.
+    """Any synchronous fastagg preset for APPFL's ``SyncScheduler``, which passes all uploads of a round in one call.
 
     All uploads were trained from the current model, because no client continues before the round ends.
     """
@@ -271,7 +273,7 @@ class SyncAggregator(Aggregator):
     def aggregate(  # type: ignore[override]
         self, local_models: Mapping[str, Arrays], *others: object, **meta: object
     ) -> dict[str, Arrays]:
-        """End a round. Return the new global model."""
+        """Take all uploads of a round, and end the round. Return the global model."""
         if others or not isinstance(local_models, Mapping):
             self._check(None)
         with self._lock:

@@ -20,7 +20,7 @@ def format_of(name: Format | TopK | str, **topk: Any) -> tuple[Format | TopK, Er
     """Return the format with this name, and a new :class:`fastagg.ErrorFeedback` if the format is biased, or None.
 
     Args:
-        topk: the settings of :class:`fastagg.TopK`, if ``name`` is ``topk``.
+        topk: the settings of :class:`fastagg.TopK`. They have an effect only if ``name`` is ``topk``.
 
     Raises:
         ConfigError: there is no such format, or a setting is out of range.

@@ -1,6 +1,6 @@
-"""Evaluates versions on the server in order, in a thread while updates are received. Also averages clients' metrics.
+"""Evaluates versions on the server in order, by default in a thread while updates are received.
 
-A :class:`~fastagg.integrations.session.Session` calls this module from one thread.
+This module also averages clients' metrics. A :class:`~fastagg.integrations.session.Session` calls it from one thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Result = tuple[Metrics, str | None]  # an evaluation's metrics, and the reason w
 
 
 def ended(error: StopIteration, version: int) -> Result:
-    """Return the metrics (or None) and the reason that ``error`` holds. The evaluation of ``version`` raised it."""
+    """Return the metrics (or None) and the reason in ``error``, which the evaluation of ``version`` raised."""
     reason = f"the evaluation of version {version} said so"
     if isinstance(error.value, Mapping):
         return error.value, reason
@@ -57,8 +57,8 @@ class Evaluation:
         self._last = max(self._last, version)
 
     def add(self, version: int, model: Arrays, due: bool) -> None:
-        """Add the next version. ``due``: whether to evaluate it. The last version may be added again when it has become
-        due. ``model`` must not change. If too many models wait already, the call waits.
+        """Add the next version. ``due``: whether to evaluate the version. The newest version may be added a second time
+        if it has become due. ``model`` must not change. If ``_WAITING`` models wait already, the call waits.
         """
         future: Future[Result] = Future()
         if not due or self.knows(version):
@@ -77,7 +77,7 @@ class Evaluation:
         self._running.append((version, model, future))
 
     def finished(self, wait: bool = False) -> list[tuple[int, Arrays, Metrics, str | None]]:
-        """Return and remove the oldest versions, up to the first whose evaluation has not ended. If ``wait`` is true,
+        """Return and remove the oldest versions, before the first whose evaluation has not ended. If ``wait`` is true,
         wait for all. Each item has the number, the model, the metrics, and the reason why the run ends or None.
 
         Raises:
@@ -104,10 +104,8 @@ class Evaluation:
 
 
 class Window:
-    """Averages the metrics of as many replies as there are clients.
-
-    Each client evaluates the version that it was sent. The means are assigned to the newest of these versions.
-    """
+    """Averages the metrics of several replies. Each client evaluates the version that it was sent. The means are
+    assigned to the newest of these versions."""
 
     def __init__(self) -> None:
         self._newest: Dispatch | None = None  # the task with the newest version among the replies' tasks
@@ -115,7 +113,7 @@ class Window:
         self._values: defaultdict[str, list[float]] = defaultdict(list)
 
     def add(self, task: Dispatch, metrics: Mapping[str, object] | None) -> None:
-        """Add a reply to ``task``. Metrics that are not finite numbers are left out."""
+        """Add the metrics of a reply to ``task``. Metrics that are not finite numbers are left out."""
         self._count += 1
         if self._newest is None or task.version > self._newest.version:
             self._newest = task
@@ -124,8 +122,8 @@ class Window:
                 self._values[name].append(value)
 
     def end(self, clients: int) -> tuple[Dispatch, dict[str, float]] | None:
-        """If there are at least ``clients`` replies, remove them and return their newest task and the metrics' means. A
-        metric's mean is over the replies that have the metric. None: there are fewer replies."""
+        """If there are at least ``clients`` replies, remove all and return the task with the newest version, and each
+        metric's mean over the replies that have the metric. None: there are fewer replies."""
         newest, values = self._newest, self._values
         if newest is None or self._count < clients:
             return None

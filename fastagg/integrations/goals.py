@@ -1,7 +1,7 @@
 """A run's settings: when a run ends before its limit, which model is the best, and how long failing clients pause.
 
-Users write :class:`Stop` and :class:`Best`, and adapters make :class:`Settings`. All three refuse values out of range.
-Adapters count failures with :class:`Failures`.
+Users write :class:`Stop` and :class:`Best`, and adapters make :class:`Settings`. These classes refuse values that are
+out of range. Adapters count failures with :class:`Failures`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,27 @@ from fastagg.trackers import AnyTrackers
 _LONGEST = 300.0  # the longest pause of a failing client in seconds, unless its first pause is longer
 Goal = TypeVar("Goal")
 Mode = Literal["max", "min"]
-# If a metric's name has one of these words, smaller values are better.
+# If a metric's name has one of these words, smaller values are better, unless the user sets a mode.
 LESS = frozenset(("loss", "error", "perplexity", "ppl", "mse", "rmse", "mae", "nll"))
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When to end a run before its limit. The run then returns its result as usual.
+    """Ends a run before its limit. The run then returns its result as usual.
+
+    At least one of ``target``, ``patience`` and ``seconds`` must be set.
 
     Args:
         metric: the watched metric. ``accuracy`` is from the server's evaluation, ``train/loss`` from clients' training,
             ``clients/accuracy`` from clients' evaluation.
-        target: the run ends when the metric reaches this value.
-        patience: the run ends after this many evaluations in a row without a better value.
-        seconds: the run ends after this many seconds.
+        target: the run ends when the metric has this value or a better one. None: no target.
+        patience: the run ends after this many evaluations in a row without a better value. None: no such end.
+        seconds: the run ends after this many seconds, including the time before restarts. None: no such end.
         mode: ``max`` if larger values are better, ``min`` if smaller ones are. None: ``min`` if the metric's name has a
             word such as loss or error, otherwise ``max``.
 
     Raises:
-        ConfigError: a setting is out of range.
+        ConfigError: a setting is out of range, or target, patience and seconds are all None.
     """
 
     metric: str = "accuracy"
@@ -76,7 +78,7 @@ class Best:
 
 
 class Watch:
-    """The best value of one metric so far, and the number of values that came after it."""
+    """The best value of one metric so far, and the number of values that came after the best one."""
 
     def __init__(self, metric: str, mode: str | None) -> None:
         words = {word.lower() for word in re.findall(r"[A-Z]*[a-z0-9]+|[A-Z]+", metric)}
@@ -86,7 +88,7 @@ class Watch:
         self.since = 0
 
     def see(self, version: int, metrics: Mapping[str, float]) -> bool:
-        """Note the metrics of ``version``. Return whether the watched metric has its best value so far.
+        """Note the metrics of ``version``. Return whether the watched metric is among them, with its best value so far.
 
         Raises:
             ConfigError: there are metrics with the watched metric's prefix (such as ``clients/``), but not this metric.
@@ -98,7 +100,7 @@ class Watch:
                 raise ConfigError(f"metric: expected one of {names}, got {self.metric!r}")
             return False
         value = metrics[self.metric]
-        # A NaN is never the best value. Older checkpoints may hold NaN as the best value, which then counts as none.
+        # A NaN is never the best value. If an older checkpoint has a NaN as the best value, there is no best value yet.
         first = self.best is None or math.isnan(self.best)
         if not math.isnan(value) and (first or self.sign * value > self.sign * self.best):  # type: ignore[operator]
             self.best, self.version, self.since = value, version, 0
@@ -130,24 +132,27 @@ def _made(kind: type[Goal], name: str, value: object) -> Goal | None:
 class Settings:
     """Settings of a run. They are the same in every framework, and a configuration file can hold them as plain data.
 
-    A client that fails gets no task for ``retry_after`` seconds. The pause doubles with each failure in a row, up to
-    300 s. After ``max_failures`` failures in a row the client gets no more tasks. The run ends with
-    :class:`fastagg.RunFailed`, which names the last failure, in three cases: no present client gets tasks any more,
-    clients failed ``max_in_a_row`` times without an update in between, or ``max_seconds`` passed without an update.
+    A client fails if no reply comes in time, the client reports an error, or its reply is refused. The client then gets
+    no task for ``retry_after`` seconds. The pause doubles with each failure in a row, up to 300 s (``retry_after`` if
+    that is longer). After ``max_failures`` failures in a row the client gets no more tasks. RunFailed, which names the
+    last failure if there was one, ends the run in three cases: no present client gets tasks any more, ``max_in_a_row``
+    failures or too small rounds came in a row, or no update came for ``max_seconds``.
 
     Args:
         max_failures: after this many failures in a row a client gets no more tasks. None: no limit.
-        max_in_a_row: the run ends after this many failures in a row of any clients, and after this many rounds in a row
-            that were too small for their rule. None: no limit.
+        max_in_a_row: the run ends after this many failures of any clients without an update in between, and after this
+            many rounds in a row that were too small for their rule. None: no limit.
         retry_after: seconds of the first pause.
         max_seconds: the run ends after this many seconds without an update. None: no limit.
-        stop: a :class:`Stop` or its settings as a dict.
-        best: a path for the best model, a :class:`Best`, or its settings as a dict.
+        stop: a :class:`Stop` or its settings as a dict. None: the run ends at its limit.
+        best: a :class:`Best`, its settings as a dict, or only the file's path. With only a path, the metric and mode
+            are those of ``stop``, if there is a ``stop``. None: the best model is not saved.
         on_version: called as ``on_version(version, metrics, model)`` when the metrics of a version are known. The model
-            is the server's memory, in the form of ``params``, and never changes. Do not write to the model.
+            is the server's memory, in the form of the first model, and never changes. Do not write to the model.
         trackers: see :mod:`fastagg.trackers`.
         evaluate_every: evaluate each version whose number is a multiple of this.
-        evaluate_aside: whether an evaluation runs in a thread while replies are received. If False, they wait.
+        evaluate_aside: whether an evaluation runs in a thread while replies are received. If False, replies wait until
+            the evaluation has ended.
 
     If an evaluation or ``on_version`` raises ``StopIteration``, the run ends and returns its result.
 
@@ -184,7 +189,8 @@ class Failures:
         self._row: Counter[str] = Counter()  # by cause: the number of failures since the last update of any client
 
     def failed(self, client: Hashable, cause: str) -> float:
-        """Note a failure. Return the number of seconds for which ``client`` gets no task. Infinity: no more tasks."""
+        """Note a failure. Return the number of seconds for which ``client`` gets no task. Infinity: no more tasks.
+        Raise RunFailed after ``max_in_a_row`` failures."""
         self._failed[client] += 1
         self._row[cause] += 1
         self._last = f"client {client}: {cause}"

@@ -1,4 +1,4 @@
-"""Functions that compare, replace and save a server's model and state. Only adapters call them."""
+"""Functions that compare, replace and save a server's model and state. Adapters and their sessions call them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def put(server: Server, arrays: Arrays) -> None:
 
 
 def drop_round(server: Server) -> None:
-    """Undo the updates that have come since the last step. The server must have no open task."""
+    """Drop the updates that have come since the last step, so that they do not count. The server must have no open
+    task."""
     state = server.state_dict(copy=False)
     buffers = {**state["buffers"], "sum": None, "most": None, "count": 0, "rows": []}
     tasks, direction = dict(state["tasks"]), {**state["direction"], "versions": [], "total": 0.0, "acc": None}

@@ -1,4 +1,4 @@
-"""A central optimizer for pfl-research. pfl's model calls it from one thread.
+"""A central optimizer for pfl-research. pfl's model calls the optimizer from one thread.
 
 pfl averages the updates of a cohort. This optimizer applies the mean to the model in one pass over memory. A mean that
 the optimizer refuses changes nothing.
@@ -30,11 +30,11 @@ class CentralOptimizer(torch.optim.Optimizer):
 
     Args:
         module: the model. Parameters that are not trained do not change.
-        optimizer: fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with its settings. Adam and AMSGrad equal
+        optimizer: such as fastagg.SGD, Momentum, Adam, AMSGrad, Yogi or Adagrad, with settings. Adam and AMSGrad equal
             torch's with betas (0.9, 0.999) and ``bias_correction=True``. Without bias correction the log has a warning.
         direction: how cohorts' means become a direction: ``fastagg.Buffer`` or a :class:`fastagg.Direction` of your
-            own, with ``kind="gradient"``. While the direction waits for more means, the model stays the same. In
-            cohorts of one user, each mean is the change of one user. None: each mean makes a step.
+            own, with ``kind="gradient"``. While the direction waits for more means, the model stays the same. With
+            cohorts of one user, a mean is one user's update. None: each mean makes a step.
 
     Raises:
         FastaggError: the model, a setting or the mean in ``step`` (NaN, infinity) is refused. Nothing has changed.
@@ -55,7 +55,8 @@ class CentralOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], object] | None = None) -> None:  # type: ignore[override]
-        """Take a cohort's mean difference from the gradients. Step, unless the direction waits for more means."""
+        """Take a cohort's mean difference from the gradients. Step, unless the direction waits for more means. The
+        argument ``closure`` has no effect."""
         self.server.lr = self.param_groups[0]["lr"]
         if not holds(self.server, self._trained):
             put(self.server, {name: p.detach() for name, p in self._trained.items()})

@@ -40,17 +40,18 @@ class Parts:
 
     If an actor dies, Ray starts it again. The actor continues from its folder, and Ray repeats the unanswered calls. An
     answer still counts only once: the error of a repeated answer is :class:`fastagg.AlreadyCounted`. Threads may share
-    this object. If it is passed to Ray's tasks and actors, they exchange models with the parts' actors directly, not
-    through the driver.
+    this object. Ray's tasks and actors may get this object, too. They then exchange models with the parts' actors
+    directly, not through the driver.
 
     Args:
         cut: :func:`fastagg.parts` of the model.
         make: ``make(part)`` returns the server of a part, for example ``lambda part: fastagg.FADAS(part, lr=0.01)``.
             The function is sent to the actors.
-        folder: the folder of the parts' folders, such as ``folder/part-2``. All nodes must see this folder, unless
-            ``options`` keeps each actor on its node. A part's folder may be missing only when all are missing, at the
-            first start of a model.
-        options: Ray's options of all actors, or a function that returns the options for a part's number.
+        folder: the folder in which each part has a folder, such as ``folder/part-2``. All nodes must see ``folder``,
+            unless ``options`` keeps each actor on its node. A part's folder may be missing only at the first start of a
+            model, when the folders of all parts are missing.
+        options: Ray's options of all actors, or a function that returns the options for a part's number. Without
+            other options an actor has one CPU and any number of restarts.
         opening: settings of :func:`fastagg.open`, such as ``durability``.
 
     Raises:
@@ -107,13 +108,17 @@ class Parts:
         """Take a client's answer to tasks of :meth:`dispatch`.
 
         Args:
-            update: a flat update, an update in the form of the model, or a dict of updates by part number.
+            tasks: the tasks by part number.
+            update: a flat update, an update in the form of the model, or a dict of updates by part number. Parts that
+                this dict lacks get no answer.
+            num_samples: as in :meth:`fastagg.Server.receive`.
 
         Returns:
-            For each part a copy of the receipt or the error. A part whose actor Ray cannot start again has RunFailed.
+            By part number, a copy of the receipt or the error. The error of a part whose actor Ray cannot start again
+            is RunFailed.
 
         Raises:
-            ShapeMismatch, DTypeMismatch, NonFiniteUpdate: the update is refused, and no part has changed.
+            ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: the update is refused. No part has changed.
         """
         by_part = isinstance(update, dict) and all(isinstance(number, int) for number in update)
         pieces = update if by_part else dict(enumerate(self.cut.split(update)))
@@ -168,8 +173,8 @@ class _Part:
         return {path.parent.name for path in self._folder.parent.glob("part-*/checkpoint-*")}
 
     def run(self, work: Callable[..., Any], *arguments: Any, start: Part | None = None) -> Any:
-        """Return ``work(server, *arguments)``, or the error of fastagg that ``work`` raised. Open the server first, if
-        needed. ``start``: the part with the model to start from, if the folder has no state."""
+        """Return ``work(server, *arguments)``, or fastagg's error that was raised. The first call opens the server.
+        ``start``: the part with the model to start from, if the folder has no state. None: the folder has one."""
         try:
             with self._lock:
                 self._server = self._server or self._opened(start)
@@ -200,7 +205,7 @@ class Leaves:
         server: the root. Its rule must take sums of updates (:meth:`fastagg.Server.receive_partial`).
         clients: the clients of each leaf, by the leaf's id.
         train: ``train(client, task)`` returns an update and its number of samples. The function is sent to the actors.
-        options: Ray's options of the actors.
+        options: Ray's options of the actors. Without other options an actor has one CPU and any number of restarts.
     """
 
     def __init__(
@@ -218,13 +223,15 @@ class Leaves:
         ray.get([leaf.__ray_ready__.remote() for leaf in self._actors.values()])  # so that all leaves begin together
 
     def sums(self) -> Iterator[tuple[Client, Outcome, dict[Client, fastagg.FastaggError]]]:
-        """Pass each leaf's sum to the root when it arrives, and send the leaf the newest version, without end.
+        """Pass each leaf's sum to the root when the sum arrives. Then send the leaf the newest version. If the rule
+        limits how often a client counts in a step, first wait for a new version. The iterator does not end.
 
         Yields:
             The leaf, the root's receipt or error for the leaf's sum, and the errors of refused updates by client.
 
         Raises:
-            RunFailed: Ray cannot start a leaf again. Errors of ``train`` are raised here, too.
+            RunFailed: Ray cannot start a leaf again, or the step waits for more answers than there are leaves. Errors
+                of ``train`` are raised here, too.
         """
         busy = {leaf for leaf, _ in self._working.values()}
         for leaf in [leaf for leaf in self._actors if leaf not in busy | self._resting.keys()]:

@@ -18,7 +18,7 @@ from fastagg.storage.encoded import Encoded
 
 
 class LateReply(UnknownVersion):
-    """A reply came after the server had ended its task (``lease``, ``max_delay``). It is no failure of the client."""
+    """A reply came after the server had ended its task (``lease``, ``max_delay``). The client has not failed."""
 
 
 class ClientFailure(FastaggError):
@@ -44,8 +44,8 @@ def answer(
             ACED, ASGD. ``lora``: adapters whose products are the delta (:mod:`fastagg.lora`). ``encoded``: the arrays
             of a :class:`fastagg.Encoded` update, which is a gradient if the rule takes gradients, otherwise a delta.
         samples: the client's number of samples. None: the reply does not state the number.
-        control: FedAC's change of the control variate, flat [d].
-        extra: the further arrays that a user's own rule takes, by name.
+        control: FedAC's change of the control variate, flat [d]. None: the reply has no such change.
+        extra: the further arrays that a user's own rule takes, by name. None: the reply has none.
 
     Raises:
         ConfigError: the kind is not in :data:`KINDS` or not the server's, the version is not an integer, or the scale
@@ -71,7 +71,7 @@ def answer(
         arrays, kind = lora.products(arrays, shapes, scale), "delta"
     elif kind == "model" and (control is not None or extra is not None):
         arrays, kind = task.delta(arrays), "delta"
-    # If its norm is not measured, a delta without further arrays is added as fast as a model.
+    # The norm of a delta without further arrays is not measured, so the delta is added as fast as a model.
     measures = kind == "gradient" or control is not None or extra is not None
     return Answer.to(task, arrays, samples, kind=kind, control=control, extra=extra, measures=measures)
 

@@ -1,9 +1,9 @@
 """Makes and checks a run for an adapter: its rule, files, limits and goals. Only adapters call this module.
 
 - Wrong settings are refused when the adapter is made. The error uses the framework's names of the settings.
-- Relative paths are relative to the app's folder. They are logged and tried before a client trains.
-- A checkpoint names its run. The checkpoint of another run is refused. The log says if a run is finished already.
-- If nothing comes for a minute, the log says what the run waits for.
+- Relative paths are relative to the app's folder. Before a client trains, paths are logged and checked to be writable.
+- A checkpoint of another app, rule or model is refused. The log says if a run is finished already.
+- If no reply, failure or evaluation comes for a minute, the log says what the run waits for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fastagg.integrations.session import Session
 from fastagg.server import checkpoint as files
 from fastagg.server.server import Server
 
-MINUTE = 60.0  # after so many seconds in which nothing came, the log says what a run waits for
+MINUTE = 60.0  # seconds. If nothing comes for so long, the log says what the run waits for.
 CountOrZero = Annotated[int, _checks.SettingRule(least=0)]
 Share = Annotated[float, _checks.SettingRule(least=0, most=1)]
 
@@ -82,14 +82,14 @@ APPFL = Framework("algorithm", "SyncAggregator", "Aggregator", "uniform", "mean"
 
 
 class Rule:
-    """The rule of a run: a preset with its settings, or a user's own function. The constructor checks a preset's
-    settings by making a server of a model with one parameter.
+    """The rule of a run: a preset with its settings, a user's function, or a Server. The constructor checks a preset's
+    settings by making a server of a model with one parameter, unless the settings have ``distill``.
 
     Args:
         make: a preset's name, ``"module:function"``, a function, a :func:`functools.partial` of one, or a Server.
         settings: keyword arguments of the function. :func:`fastagg.integrations.resolved` reads them.
-        rounds: whether the framework runs rounds. The server then waits for the framework to end a round, however many
-            updates have come.
+        rounds: whether the framework runs rounds. If True, the server ends a round only when the framework says so,
+            whatever the number of updates.
 
     Attributes:
         preset: the preset's name. Empty: the rule is no preset.
@@ -176,7 +176,7 @@ class Rule:
 
 
 class App(NamedTuple):
-    """The framework's app that a run belongs to. Relative paths are in ``folder``. An app without a name has ``""``."""
+    """The framework's app to which a run belongs. Relative paths are in ``folder``. ``name`` may be empty."""
 
     kind: str
     name: str
@@ -219,7 +219,8 @@ class AdapterRun:
         self.server: Server
 
     def place(self, app: App) -> None:
-        """Make the paths absolute, and check that files can be written there. Only the first call has an effect.
+        """Make the paths of the checkpoint, the best model and the trackers' table absolute, and check that files can
+        be written there. Only the first call has an effect.
 
         Raises:
             ConfigError: a file's folder is missing, or cannot be written to.
@@ -255,13 +256,14 @@ class AdapterRun:
         checkpoint (see :meth:`save`), or an empty dict.
 
         Args:
-            evaluate: ``evaluate(version, model)`` returns metrics of a version on the server.
+            evaluate: ``evaluate(version, model)`` returns metrics of a version on the server. None: no evaluation.
             kinds: ``"train"`` if clients report training metrics, ``"clients"`` if clients evaluate, and ``""`` if the
-                framework itself evaluates on the server. Goals must have metrics that the run measures.
+                framework itself evaluates on the server. A goal that needs another kind of metric is refused.
             server: the server to use. None: the rule makes the server of ``model``.
+            clock: returns seconds, for clients' pauses and the time of the run.
 
         Raises:
-            CheckpointError: the checkpoint belongs to another run, or is damaged.
+            CheckpointError: the checkpoint belongs to another app, rule or model, or is damaged.
             FastaggError: the model, a setting or a goal is refused.
         """
         self._check_goals({*kinds, "run", *([""] if evaluate is not None else [])})
@@ -321,7 +323,7 @@ class AdapterRun:
         return self.server.version >= self.saved + self.every
 
     def save(self, adapter: Mapping[str, Any] | None = None) -> None:
-        """Write the checkpoint, if the run has a path for one. ``adapter``: the adapter's data for :meth:`begin`."""
+        """Write the checkpoint, if the run has a path for one. ``adapter``: data that :meth:`begin` returns later."""
         if self.file is None:
             return
         app = self.app or App("run", "", self.file.parent)
@@ -353,7 +355,7 @@ def _tried(name: str, folder: Path, path: Path) -> Path:
 
 def _pulse(session: Session) -> None:
     """Start a thread that logs what a session waits for, after each minute in which nothing came. The thread ends when
-    the session is closed or garbage."""
+    the session is closed or garbage-collected."""
     reference, ended = weakref.ref(session), session.ended
     weakref.finalize(session, ended.set)
 

@@ -1,7 +1,7 @@
 """The run of a server in any framework: open tasks, outcomes of replies, metrics of versions, and the end of the run.
 
-A reply counts once, or it is refused and changes nothing. Metrics are reported in the order of versions. Only adapters
-call this module, from one thread or under a lock of their own.
+A reply counts once, or it is refused and changes nothing. The server's own metrics are reported in the order of
+versions. Only adapters call this module, from one thread or under a lock of their own.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Holder = TypeVar("Holder", bound=Hashable)
 class Tally:
     """Counts since the run began, including the time before restarts."""
 
-    updates: int = 0  # updates that the server took
+    updates: int = 0  # the number of updates that the server took
     refused: Counter[str] = field(default_factory=Counter)  # the number of refused replies, by the error's name
-    failed: int = 0  # tasks that ended without a reply, by a client's error or a timeout
+    failed: int = 0  # the number of tasks that ended without a reply, by a client's error or a timeout
     delays: int = 0  # the sum of the updates' delays, in versions
     longest: int = 0  # the largest delay of an update, in versions
     by_client: Counter[Hashable] = field(default_factory=Counter)  # the number of updates, by client
@@ -56,7 +56,8 @@ class VersionMetrics(NamedTuple):
     """All metrics of one version.
 
     Attributes:
-        result: what the version's evaluation returned. None if the version was not evaluated.
+        version: the version's number.
+        result: the metrics that the version's evaluation returned. None if the version was not evaluated.
         metrics: all numbers. The evaluation's metrics keep their names. The names of clients' training metrics begin
             with ``train/``, and the names of the run's counts with ``run/``.
     """
@@ -72,7 +73,7 @@ class OpenTask(Generic[Holder]):
 
     Attributes:
         holder: the framework's name of the client that has the task. ``task.client`` is the server's id of this client.
-        deadline: the time in seconds of the book's clock after which the adapter gives up the task.
+        deadline: the time of the book's clock, in seconds, after which the adapter gives up the task. Infinity: never.
     """
 
     holder: Holder
@@ -84,8 +85,8 @@ class Book(Generic[Key, Holder]):
     """The open tasks of a run, with their clients and deadlines. Each adapter chooses the type of the tasks' keys, such
     as a message's id or a client's name.
 
-    The server may end a task at any time, too (``lease``, ``max_delay``). The task stays in the book until its answer
-    comes or :meth:`end` removes it. The answer is then refused as :class:`LateReply`.
+    The server may end a task before its answer comes (``lease``, ``max_delay``). The task then stays in the book until
+    its answer comes or :meth:`end` removes the task. Such an answer is refused as :class:`LateReply`.
     """
 
     def __init__(self, server: Server, clock: Callable[[], float] = time.monotonic) -> None:
@@ -121,15 +122,16 @@ class Book(Generic[Key, Holder]):
         return [key for key, task in self._open.items() if task.deadline < now]
 
     def end(self, keys: Iterable[Key] | None = None) -> list[OpenTask[Holder]]:
-        """Remove the tasks with these keys (None: all tasks) from the book, end them at the server, and return them.
-        Their answers no longer count."""
+        """Remove the tasks with these keys from the book, end these tasks at the server, and return them. Their answers
+        no longer count. ``keys``: None means all tasks."""
         ended = [task for key in (self.keys_of() if keys is None else keys) if (task := self.pop(key)) is not None]
         for task in ended:
             self.forget(task.task)
         return ended
 
     def take(self, answers: Sequence[tuple[OpenTask[Holder], Answer | FastaggError]]) -> list[Outcome]:
-        """Pass answers to the server, in one pass over memory for each step. If an answer is refused, its task ends.
+        """Pass answers to the server, in one pass over memory for each step. Return each answer's receipt or error. If
+        an answer is refused, its task ends.
 
         Args:
             answers: pairs of a task and its answer. An error in place of an answer: the reply could not be read.
@@ -156,16 +158,17 @@ class Session:
 
     Args:
         server: the run's server.
-        settings: the user's settings.
-        evaluate: ``evaluate(version, model)`` returns metrics or None. The model is ``server.parameters()``.
-        say: called with a line of progress for each version and each update.
-        warn: called with a line for each refused reply or failed client.
+        settings: the user's settings. None: the defaults.
+        evaluate: ``evaluate(version, model)`` returns metrics or None. The model is ``server.parameters()``. None: the
+            server evaluates no version.
+        say: called with a line of progress for each version and each update. None: a logger's ``info``.
+        warn: called with a line for each refused reply or failed client. None: a logger's ``warning``.
         clock: returns seconds.
 
     Attributes:
         book: the open tasks. Some adapters replace this book by a book of their own.
-        window: averages the metrics of clients that evaluate the model that they were sent. None: clients do not.
-        lacks: for the log, what the adapter waits for besides replies, such as nodes. Empty: for nothing else.
+        window: averages the metrics in replies, if clients evaluate the model that they were sent. Otherwise None.
+        lacks: text for the log: what the adapter waits for besides replies, such as nodes. Empty: only for replies.
         noun: the framework's word for a client.
         ended: an event that is set when the session is closed.
     """
@@ -186,7 +189,7 @@ class Session:
         self._looked_at = any((evaluate, self.settings.best, self.settings.on_version))
         self.say, self.warn = say or logging.getLogger("fastagg").info, warn or logging.getLogger("fastagg").warning
         self._clock, self._began, self._before = clock, clock(), 0.0
-        self._rows: dict[int, dict[str, float]] = {}  # by version: its metrics, without those of its evaluation
+        self._rows: dict[int, dict[str, float]] = {}  # by version: the metrics that are not from the evaluation
         self.book: Book[Any, Any] = Book(server)
         self.window: Window | None = None
         self.lacks, self.noun, self.ended = "", "client", threading.Event()
@@ -229,9 +232,8 @@ class Session:
         self.tally.longest = max(self.tally.longest, receipt.delay)
 
     def refused(self, client: Hashable, error: FastaggError) -> None:
-        """Log and count a refused reply. If no reply came, ``error`` is a :class:`ClientFailure`.
-
-        A :class:`LateReply` does not count as a failure of the client.
+        """Log and count a refused reply. If no reply came, ``error`` is a :class:`ClientFailure`. A :class:`LateReply`
+        is not counted among the client's failures.
 
         Raises:
             RunFailed: too many replies were refused.
@@ -275,6 +277,7 @@ class Session:
 
         Raises:
             RunFailed: ``max_in_a_row`` rounds in a row were too small.
+            ConfigError: the round is too small, and the server is durable, so its round cannot be skipped.
         """
         try:
             stepped = self.server.close_round() is not None
@@ -320,8 +323,8 @@ class Session:
         self._look_at_the_clock()
 
     def settle(self, wait: bool = False) -> list[VersionMetrics]:
-        """Return, in order, the versions whose metrics became complete since the last call. If ``wait`` is true, first
-        wait until all evaluations have ended."""
+        """Report and return, in order, the versions whose metrics became complete since the last call. ``wait``:
+        whether to wait first until all evaluations have ended."""
         rows = []
         for version, model, result, why in self.evaluation.finished(wait):
             metrics = {**self._rows.pop(version), **numeric(result or {})}
@@ -332,7 +335,8 @@ class Session:
         return rows
 
     def end_window(self, clients: int) -> Dispatch | None:
-        """If there are ``clients`` replies, note their mean metrics as those of the newest version among their tasks.
+        """If at least ``clients`` replies are in the window, note the means of their metrics. The means are assigned to
+        the newest version among the replies' tasks.
 
         Returns:
             A task of this version. None: there are fewer replies so far.
@@ -344,7 +348,7 @@ class Session:
         return task
 
     def evaluated(self, version: int, means: Mapping[str, object], model: Arrays = None) -> None:
-        """Log and track the mean metrics of clients that evaluated ``version``. ``model``: that model, for ``best``."""
+        """Log and track the mean metrics of clients that evaluated ``version``. ``model``: its model, for ``best``."""
         metrics = {f"clients/{name}": value for name, value in numeric(means).items()}
         for watch in self._watches.values():
             if not metrics and watch.best is None and watch.metric.startswith("clients/"):

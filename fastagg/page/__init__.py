@@ -1,6 +1,6 @@
 """Makes a self-contained HTML page of tables, settings and pictures. The page has no scripts and loads no files.
 
-A page has a title and blocks. :func:`page` makes the page, and each other function makes one block of HTML or its data.
+A page has a title and blocks. :func:`page` makes the page, :func:`flat` a table's rows, each other function a block.
 The simulator's reports use this module.
 """
 
@@ -43,7 +43,7 @@ def paragraph(text: str) -> str:
 
 
 def table(sheet: Sheet) -> str:
-    """Return the sheet's title with the table below it."""
+    """Return a sheet as HTML: its title, its table, and its caption, if there is one."""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in sheet.headings)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n" for row in sheet.rows)
     note = f'<p class="caption">{html.escape(sheet.caption)}</p>' if sheet.caption else ""
@@ -72,7 +72,8 @@ def picture(title: str, png: bytes) -> str:
 
 
 def flat(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
-    """Return pairs of a name and a value as text, in the order of ``values``. Nested mappings get dotted names."""
+    """Return pairs of a name and a value as text, in the order of ``values``. Nested mappings get dotted names. A list
+    becomes its items with commas, or ``none`` if it is empty."""
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -15,7 +15,8 @@ _BASES = {"direction": directions.Direction, "optimizer": optimizers.Optimizer, 
 
 
 def _check_declaration(part: type) -> None:
-    """Reject a part of the package that has a field without a check, or a field that the engine does not know."""
+    """Reject a part of the package that has a field without a check. Also reject an optimizer or a staleness policy
+    with a field that the engine does not know."""
     for name, hint in _checks.hints(part).items():
         if _checks.says_nothing(hint):
             raise ConfigError(f"{part.__name__}.{name}: any {hint} is taken; annotate it with a SettingRule")
@@ -29,8 +30,8 @@ def _check_declaration(part: type) -> None:
 
 
 def _check_lists() -> None:
-    """Reject a kernel of an optimizer without a class, a class without a kernel, and a row format that is not in both
-    ``names.Cache`` and the engine."""
+    """Reject differences between the optimizers' classes and the engine's kernels, and between the row formats in
+    ``names.Cache`` and the engine's."""
     kernels = {getattr(optimizers, name).kernel for name in optimizers.__all__} - {""}
     if missing := (kernels ^ {*ops.OPTIMIZERS}) | ({*get_args(names.Cache)} ^ {*native.row_formats}):
         raise ConfigError(f"fastagg/rules and csrc/math differ: {', '.join(sorted(missing))}")

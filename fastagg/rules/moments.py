@@ -1,4 +1,4 @@
-"""Makes the moments of an optimizer, in fp32 or in 8 bits (csrc/math/moments.h). Servers and FedEcho call it."""
+"""Makes the moments of an optimizer, in fp32 or in 8 bits (csrc/math/moments.h). Servers and FedEcho use it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from typing import Literal, TypedDict
 
-# Settings of the parts. Each comment names the settings that accept the words.
+# Settings of the parts. Each comment names the settings that accept the words, of these classes and their subclasses.
 Kind = Literal["delta", "gradient"]  # the kind of updates: Direction.kind
 # The format of a client's row: AllClients.cache, Calibrated.cache, Echo.cache.
 Cache = Literal["fp32", "bf16", "int8", "int4"]
@@ -11,7 +11,7 @@ Mode = Literal["incremental", "direct"]  # AllClients.mode
 Freshness = Literal["dispatch", "gradient"]  # ActiveSet.freshness
 Overflow = Literal["take", "close"]  # Buffer.overflow
 Repeat = Literal["start", "latest"]  # Calibrated.repeat
-Moments = Literal["fp32", "8bit"]  # Momentum.moments, Adam.moments, Adagrad.moments
+Moments = Literal["fp32", "8bit"]  # `moments` of Momentum, Nesterov, Adam and Adagrad
 Rule = Literal["scaled", "reciprocal", "threshold", "lipschitz", "drop"]  # DelayAdaptive.rule
 
 
@@ -33,7 +33,7 @@ class SecondSettings(DecaySettings, total=False):
 DelayRule = Literal["scaled", "reciprocal"]  # FADAS, whose paper has these two rules
 Stale = Literal["lipschitz", "drop", "scaled"]  # DelayAdaptiveASGD
 Policy = Literal["constant", "hinge", "polynomial"]  # FedAsync
-AceMode = Literal["incremental", "direct", "client"]
+AceMode = Literal["incremental", "direct", "client"]  # ACE
 
 # Settings of the server.
 Weighting = Literal["uniform", "samples", "tokens"]

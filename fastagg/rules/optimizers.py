@@ -36,11 +36,13 @@ _SMALLEST_ROOT = 1e-24  # with an eps_root of at least this value, the divisor i
 class Optimizer(RulePart):
     """Base class of the server optimizers. In formulas, x is the model, D the step's direction and m, v the moments.
 
+    Each of the package's optimizers has some of the attributes below as settings.
+
     Args:
         lr: server learning rate (eta), >= 0.
 
     Attributes:
-        moments: format of the moments: ``fp32`` or ``8bit``. ``8bit`` takes one byte a value, and 0.03 to 0.05 bytes a
+        moments: format of the moments: ``fp32`` or ``8bit``. ``8bit`` takes one byte a value, and at most 0.016 bytes a
             value for scales, with unbiased stochastic rounding (csrc/math/moments.h). The step is computed in fp32 from
             the decoded values. SGD has no moments.
         weight_decay: lambda, >= 0. The package's optimizers use ``D - lambda*x`` in place of D. This is an L2 term, as
@@ -86,7 +88,7 @@ class Optimizer(RulePart):
 
     def native(self) -> Native:
         """Return the optimizer in the engine's form. Every field but ``moments`` and those in ``decays`` becomes the
-        kernel's setting of the same name.
+        kernel's setting of the same name. With a user's own step, only ``lr`` is passed.
 
         Raises:
             TypeError: the kernel has no setting of this name.
@@ -220,10 +222,8 @@ class Yogi(Adam):
 
 @dataclass(frozen=True)
 class Lookahead(Adam):
-    """FedAC's step: Adam with ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``.
-
-    This step is a reconstruction, see :func:`fastagg.FedAC`.
-    """
+    """Adam with ``x <- x + lr*(b1*m + (1-b1)*D)/(sqrt(v) + eps)``. This is FedAC's step, which is a reconstruction (see
+    :func:`fastagg.FedAC`)."""
 
     betas: Betas = (0.6, 0.9)
     kernel: ClassVar[str] = "lookahead"

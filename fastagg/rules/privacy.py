@@ -17,7 +17,7 @@ from fastagg.errors import ConfigError
 __all__ = ["BLT", "AdaptiveClip", "Gaussian"]
 
 _MOST = 2**63 - 1
-_MOST_BUFFERS = 8  # kMostPast in csrc/plan.h
+_MOST_BUFFERS = 8  # the most numbers in BLT.omega, kMostPast in csrc/plan.h
 Share = Annotated[float, SettingRule(above=0, below=1)]
 Times = Annotated[int, SettingRule(least=1, most=_MOST)]
 
@@ -40,7 +40,7 @@ class AdaptiveClip:
     client changes the count by 1: an update of zeros in place of the client's counts as not clipped.
 
     Args:
-        quantile: the share of updates that are not clipped, in (0, 1).
+        quantile: the share of updates that should not be clipped, in (0, 1).
         initial: C of the first step, > 0.
         rate: how fast C follows the quantile, > 0. The paper's rate is 0.2.
         count_noise: s_b, > ``noise_multiplier``. None: M/10, where M is the buffer's size. M/10 is twice the paper's
@@ -69,7 +69,7 @@ class BLT:
 
     The noise is ``C^-1 z``, where C is lower triangular Toeplitz with the coefficients ``c_0 = 1`` and ``c_t = sum_i
     omega_i*theta_i^(t-1)``. Step t adds ``n_t = z_t - sum_i omega_i*S_i``, then ``S_i <- theta_i*S_i + n_t``. The
-    standard deviation of z is the one of :class:`Gaussian` times :meth:`sensitivity`.
+    standard deviation of z is that of :class:`Gaussian`'s noise times :meth:`sensitivity`.
 
     Args:
         omega: one to eight numbers > 0 with ``(sum omega)^2 <= sum omega*theta``. Then the magnitudes of the
@@ -124,10 +124,10 @@ class BLT:
 class Gaussian:
     """Differential privacy for clients: the setting ``privacy`` of buffered rules (FedBuff, FADAS, the FedAvg family).
 
-    Every update is clipped to the norm C. A step is along ``(sum of M updates + N(0, (z*C)^2) for each element)/M``.
-    The noise is drawn in the pass of the step (ChaCha20, with a key from the operating system). All updates must have
-    the same weight: staleness weights, ``weighting="samples"`` and leaves' sums are refused. docs/privacy.md explains
-    what is protected from whom.
+    Every update is clipped to the norm C. A step is along ``(sum of M updates + N(0, (z*C)^2) for each element)/M``,
+    with other noise if there is an AdaptiveClip or a BLT. The noise is drawn in the pass of the step (ChaCha20, with a
+    key from the operating system). All updates must have the same weight: staleness weights, ``weighting="samples"``
+    and leaves' sums are refused. docs/privacy.md explains what is protected from whom.
 
     ``dispatch`` also limits how often a client takes part: a client may have one open task at a time, and one update in
     a step. If a client reaches a limit, ``dispatch`` raises :class:`fastagg.TooSoon`.
@@ -201,8 +201,8 @@ class Gaussian:
         )  # fmt: skip
 
     def epsilon(self, steps: int, delta: float) -> float:
-        """Return epsilon for one client after ``steps`` steps, with ``delta``. :meth:`fastagg.Server.privacy_spent`
-        explains the guarantee."""
+        """Return epsilon for one client after ``steps`` steps, with ``delta`` in (0, 1). Infinity: there is no noise.
+        :meth:`fastagg.Server.privacy_spent` explains the guarantee."""
         _checks.fits("delta", delta, Share)
         require("privacy_spent", "privacy", PRIVACY)
         from dp_accounting import get_epsilon_gaussian

@@ -1,4 +1,4 @@
-"""Checks what the methods of a user's own rule return. Only directions and the extension call these functions.
+"""Checks what the methods of a user's own rule return. Only directions and fastagg/server call these functions.
 
 Each function returns the checked value in the engine's form, or raises a ConfigError that names the rule and the
 method.

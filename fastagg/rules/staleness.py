@@ -48,13 +48,13 @@ class Facts:
         version: the version that the update was trained from.
         delay: the number of versions that were made since that version.
         update: the update as it came. ``update.flat(torch.float32)`` is one vector [d].
-        gain: the clipping factor by which the update is still to be multiplied.
+        gain: the clipping factor, by which ``update`` has not been multiplied yet. 1: there is no clipping left to do.
         norm: the update's Euclidean norm, before clipping.
         moved: ``|x_t - x_s|``, if the policy or the direction measures this distance. Otherwise None.
-        local_steps: the number of local steps in the client's task. None if the policy does not set it.
+        local_steps: the number of local steps in the client's task. None: the policy sets no number.
         share: the client's weight by ``weighting``, such as its number of samples. 1 with ``"uniform"``.
-        model: the current model x_t, fp32 [d], for a user's own rules.
-        base: x_s, the model from which the client started, fp32 [d], for rules with ``needs_base``.
+        model: the current model x_t, fp32 [d], for a user's own rules. Otherwise None.
+        base: x_s, the model from which the client started, fp32 [d], for rules with ``needs_base``. Otherwise None.
         taken_part: the number of this client's updates that counted before this one, for rules with ``counts``.
         extra: the vectors that the client sent besides the update, by the names in ``takes``. They are fp32, on the
             server's device.
@@ -126,7 +126,7 @@ class Staleness(RulePart):
         """Whether :meth:`weigh` is a user's own method."""
         return type(self).weigh is not Staleness.weigh
 
-    # The following methods are for fastagg/server/extension.py alone.
+    # Only fastagg/server and fastagg/rules use the following members.
 
     def _native(self) -> Native:
         """Return the formulas for the engine. For a user's own ``weight`` or ``rate``, the engine calls Python."""
@@ -140,7 +140,7 @@ class Staleness(RulePart):
 
     @property
     def _first_steps(self) -> int | None:
-        """The number of local steps in a client's first task. None if the policy does not set it."""
+        """The number of local steps in a client's first task. None: the policy sets no number."""
         return None
 
     def _weighed(self, facts: Facts) -> UpdateWeight:
@@ -245,7 +245,7 @@ class DelayAdaptive(Staleness):
     Args:
         threshold: tau_c, >= 0.
         rule: one of the rules above.
-        lipschitz: L, > 0, for ``rule="lipschitz"`` only.
+        lipschitz: L, > 0, for ``rule="lipschitz"``. For other rules: None.
 
     Example:
         >>> fastagg.DelayAdaptive(threshold=10).rate(0.5, delays=[3, 20])  # lr / 20
@@ -271,9 +271,10 @@ class DelayAdaptive(Staleness):
 class Euclidean(Staleness):
     """The weight is ``lam/(gamma + eps)`` with ``gamma = |x_t - x_s|/|Delta|``. Local steps depend on gamma, too.
 
-    These are Eqs. 6 to 8 of AsyncFedED's paper. ``K_next = K + floor((gamma_bar - gamma)*kappa)``, limited to
-    1..max_local_steps, is the number of local steps of the client's next task, where K is the number of its last task.
-    An update of norm zero is dropped.
+    These are Eqs. 6 to 8 of AsyncFedED's paper. x_t is the current model, x_s the model that the client was sent, and
+    Delta the clipped update. ``K_next = K + floor((gamma_bar - gamma)*kappa)``, limited to 1..max_local_steps, is the
+    number of local steps of the client's next task. K is that of the last task. An update of norm zero is dropped.
+    The delay has no effect, so :meth:`weight` returns 1.
 
     Args:
         lam: lambda, > 0.

@@ -1,7 +1,7 @@
-"""Flower strategies that use a :class:`fastagg.Server` for state and arithmetic. Users import them from here.
+"""Flower strategies that use a :class:`fastagg.Server` for state and arithmetic, and a mod for Flower's clients.
 
 :class:`SyncStrategy` and :class:`AsyncStrategy` are for Flower's current API (``flwr.serverapp.strategy``).
-:class:`ClassicStrategy` is for Flower's older API (``flwr.server.strategy``).
+:class:`ClassicStrategy` is for Flower's older API (``flwr.server.strategy``). Users import this package.
 
 Raises:
     MissingDependency: flwr is not installed, or too old.

@@ -1,4 +1,5 @@
-"""A Flower strategy for asynchronous training. Each free node gets the current model at once, and there are no rounds.
+"""A Flower strategy for asynchronous training, which has no rounds. A free node gets the current model without waiting
+for other nodes' replies.
 
 Flower's ServerApp calls the strategy from one thread. An update counts at most once, even if the server restarts.
 """
@@ -42,7 +43,7 @@ _NO_ROUNDS = (
 
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: object, **__: object) -> NoReturn:
-        """Not available, because there are no rounds. Raises ConfigError."""
+        """Raise ConfigError, because this strategy has no rounds."""
         raise ConfigError(f"{name}: {_NO_ROUNDS}")
 
     return refuse
@@ -61,21 +62,22 @@ class AsyncStrategy(FedAvg):
             bound by :func:`functools.partial`. A preset makes the server from ``initial_arrays``.
         concurrency: the most nodes that train at the same time. None: all nodes that are online.
         choose: ``choose(free, version)`` gets the free nodes, the longest waiting node first. The function returns the
-            nodes to which the version is sent, in order. None: all free nodes get the version.
-        evaluate_clients_every: clients evaluate each version whose number is a multiple of this: ``fraction_evaluate``
-            of the online nodes, and at least ``min_evaluate_nodes``. Training continues meanwhile. None: never.
+            nodes that get the version, in order, until ``concurrency`` is reached. None: ``free`` in its own order.
+        evaluate_clients_every: the number of versions between two evaluations by clients. Each time
+            ``fraction_evaluate`` of the online nodes evaluate, and at least ``min_evaluate_nodes`` (1), while training
+            continues. Version ``num_rounds`` is evaluated, too. None: clients do not evaluate.
         checkpoint: a file for the server's state, the history and the nodes' client ids. If the file exists, the run
             continues from the file, and nodes get a new task in place of a task that was open.
         checkpoint_every: versions between two checkpoints.
         settings: settings of :class:`fastagg.integrations.goals.Settings`, and of ``flwr.serverapp.strategy.FedAvg``.
-            While fewer than ``min_available_nodes`` (1) nodes are online, no node gets a task.
+            While fewer than ``min_available_nodes`` (default: 1) nodes are online, no node gets a task.
 
     Attributes:
         server: the Server. None before the start, unless the user passed a Server.
         session: the state of the run: ``session.summary()``, ``session.tally``. None before the start.
 
     Raises:
-        ConfigError: a setting is out of range, unknown or would have no effect, or the server is synchronous.
+        ConfigError: a setting is out of range, unknown or would have no effect, or the preset is synchronous.
     """
 
     def __init__(
@@ -114,24 +116,25 @@ class AsyncStrategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Train until the model has stepped ``num_rounds`` times.
+        """Train until the server has version ``num_rounds``, or until a goal of the settings ends the run.
 
         Args:
             grid, initial_arrays: as in Flower.
             train_config: as in Flower. The task's config has in addition ``server-round``, which is the version plus 1.
-            num_rounds: the number of versions, including those before a restart. None: no limit. The setting ``stop``
-                is then needed.
-            timeout: seconds that a node has for one task.
+            num_rounds: the version at which the run ends. Versions before a restart count, too. None: only the setting
+                ``stop``, which is then needed, ends the run.
+            timeout: seconds that a node has for one task or one evaluation.
             evaluate_config: as in Flower, for the evaluations of ``evaluate_clients_every``.
-            evaluate_fn: ``evaluate_fn(version, arrays)``, as in Flower. It runs in a thread while replies are received.
-                If the function raises ``StopIteration``, which may hold a MetricRecord, the run ends without an error.
+            evaluate_fn: ``evaluate_fn(version, arrays)``, as in Flower. With ``evaluate_aside``, the default, the
+                function runs in a thread while replies are received. If the function raises ``StopIteration``, which
+                may hold a MetricRecord, the run ends without an error.
 
         Returns:
-            Flower's history, by version. ``result.arrays`` is the last version's model. ``best=`` saves the best model.
+            Flower's Result, with metrics by version. ``result.arrays`` is the last version's model, not the best one.
 
         Raises:
             CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
-            ConfigError: there is no limit, or an argument would have no effect.
+            ConfigError: there is no limit, an argument would have no effect, or the Server is synchronous.
             RunFailed: the run cannot continue (:class:`fastagg.integrations.goals.Settings`).
         """
         if num_rounds is None and self.run.settings.stop is None:
@@ -204,7 +207,7 @@ class _Training:
     # -- sending tasks -------------------------------------------------------------------------------------------
 
     def send(self) -> bool:
-        """Send the current model to free nodes. Return whether any message was sent."""
+        """Send the current model to free nodes. Return whether a node was chosen, even if no message could be sent."""
         self.online = online = list(self.grid.get_node_ids())
         busy = self.book.busy
         self.session.failures.check(online)
@@ -241,7 +244,7 @@ class _Training:
     # -- receiving replies ---------------------------------------------------------------------------------------
 
     def receive(self) -> bool:
-        """Take the replies that have arrived, until the run is done. Return whether there were any."""
+        """Take the replies that have arrived, until the run is done. Return whether a reply had arrived."""
         has_replies = False
         for batch in tasks.pull(self.grid, [*self.book.keys_of(), *self.evaluation.waiting], self.server):
             has_replies = True
@@ -268,7 +271,7 @@ class _Training:
                 self._stepped()
 
     def expire(self) -> bool:
-        """End the tasks whose deadline is over. Return whether there were any."""
+        """End the tasks and the evaluations whose deadline is over. Return whether a task was ended."""
         self.evaluation.expire()
         late = self.book.late()
         for message_id in late:
@@ -295,7 +298,8 @@ class _Training:
             self.save()
 
     def settle(self, wait: bool = False) -> bool:
-        """Store the results of evaluations that have ended. Return whether there were any."""
+        """Report the versions whose metrics are complete, and store the evaluations' results. Return whether there was
+        such a version. ``wait``: whether to wait first until all evaluations on the server have ended."""
         rows = self.session.settle(wait)
         for row in rows:
             if row.result is not None:
@@ -317,7 +321,7 @@ class _Training:
     # -- the end, and checkpoints --------------------------------------------------------------------------------
 
     def finish(self) -> Result:
-        """End the run, wait for its evaluations, and return the history. Open tasks end and do not count."""
+        """End the open tasks, whose replies do not count, wait for all evaluations, and return Flower's Result."""
         if out := self.book.end():
             log.info("fastagg: %d tasks were still out; their answers will not count", len(out))
         if self.session.over is None:

@@ -1,7 +1,7 @@
 """A strategy for Flower's older API, in which a round's results come as one list. Flower's server calls the strategy.
 
-A result counts once, or is dropped with a line in the log. If Flower's model differs from the server's, Flower's model
-replaces the server's.
+A result counts once, or is dropped with a line in the log. If a wrapper or a subclass has changed Flower's model during
+the run, Flower's model replaces the server's.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ClassicStrategy(Rounds[str], FedAvg):
         server, lr, deterministic: as in :class:`SyncStrategy`. The model is a list of arrays.
         checkpoint: a file for the server's state, written after every round. If the file exists, Flower's server starts
             from the file's model, and counts rounds from 1 again.
-        flower: settings of ``flwr.server.strategy.FedAvg``, and ``max_in_a_row`` (50): the run ends after so many
-            failures in a row, and after so many rounds in a row that were too small for their rule.
+        flower: settings of ``flwr.server.strategy.FedAvg``, and ``max_in_a_row`` (default: 50). RunFailed ends the run
+            after this many failures in a row, or this many rounds in a row that were too small for their rule.
     """
 
     _advice = "Flower's server must ask initialize_parameters for it"
@@ -65,7 +65,8 @@ class ClassicStrategy(Rounds[str], FedAvg):
         self._set_up(server, settings, checkpoint, lr, deterministic)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """Return the first model: the checkpoint's if there is one, otherwise a Server's or ``initial_parameters``."""
+        """Return the first model: the checkpoint's if there is one, otherwise a Server's or ``initial_parameters``.
+        None: there is no model, and Flower asks a client for one."""
         initial, file = super().initialize_parameters(client_manager), self.run.file
         if self.session is None and file is not None and file.exists():
             self._begin(_model_of(file))
@@ -89,15 +90,15 @@ class ClassicStrategy(Rounds[str], FedAvg):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Return instructions as Flower does. If the version is new, first save the checkpoint."""
+        """Return instructions as Flower does. If the checkpoint has another version, save it first."""
         server = self._adopt(_arrays(parameters))
         if server.version != self.run.saved:  # saved here, because a wrapper may have added noise after the step
             self.run.save()
         return super().configure_evaluate(server_round, parameters, client_manager)
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
-        """Evaluate as Flower does. Flower calls this method before the first round. If the server has no model yet, it
-        takes ``parameters``, because a subclass may have its own ``configure_fit``."""
+        """Evaluate as Flower does. Flower calls this method before the first round, too. If there is no server yet, the
+        call makes one of ``parameters``, because a subclass may have its own ``configure_fit``."""
         if self.session is None:
             self._adopt(_arrays(parameters))
         return super().evaluate(server_round, parameters)
@@ -108,7 +109,8 @@ class ClassicStrategy(Rounds[str], FedAvg):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Add all results in one pass over memory, then end the round. Refused results do not count.
+        """Add all results in one pass over memory, then end the round. Refused results do not count. Return the model
+        and the averaged metrics, or None and {} if the model has not stepped.
 
         A result's metrics may have ``fastagg-kind`` and ``fastagg-version``, as in ``integrations.replies.answer``.
         """

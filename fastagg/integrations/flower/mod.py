@@ -1,4 +1,4 @@
-"""A mod of Flower's clients that sends updates in fewer bytes. Flower's ClientApp calls the mod for each message."""
+"""A mod for Flower's clients that encodes updates in fewer bytes. Flower's ClientApp calls the mod for each message."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from fastagg.integrations.flower.records import read, write
 from fastagg.integrations.flower.tasks import CONTROL, EXTRA, of_kind
 
 KIND = "fastagg-kind"
-KEPT = "fastagg-encoding"  # the name of this mod's record. The residual's record has this name and "-residual".
-METRICS = "fitres.metrics"  # the record from which Flower makes the metrics that its older API passes to strategies
+KEPT = "fastagg-encoding"  # the key of this mod's ConfigRecords. The residual's key is this key with "-residual".
+METRICS = "fitres.metrics"  # the key of the ConfigRecord that Flower's older API passes to strategies as metrics
 
 
 class EncodingMod:
     """Encodes the update of every train reply, for :class:`SyncStrategy`, :class:`AsyncStrategy` and
-    :class:`ClassicStrategy`: ``ClientApp(mods=[EncodingMod("int8")])``. This mod must be the last that reads a reply's
-    arrays. Flower passes a reply to the first mod of the list last, so list this mod before mods that read arrays.
+    :class:`ClassicStrategy`: ``ClientApp(mods=[EncodingMod("int8")])``. List this mod before all mods that read a
+    reply's arrays, such as clipping mods. Flower passes a reply to the listed mods from the last to the first.
 
     The part of an update that a biased format leaves out is stored in the context's state, and added to the next
-    update. A reply that cannot be encoded (a model with running statistics, NaN) becomes an error in the server's log.
+    update. A reply that cannot be encoded (a model with running statistics, NaN) is replaced by an error. The
+    server logs this error.
 
     Args:
         format: as in :func:`fastagg.encode`.

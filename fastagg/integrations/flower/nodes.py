@@ -1,7 +1,7 @@
 """Chooses the nodes that train next, gives nodes their client ids, and lets nodes evaluate while others train.
 
-Only :class:`AsyncStrategy` uses this module, from one thread. The evaluation of a version is reported once, when every
-asked node has answered or is late.
+Only :class:`AsyncStrategy` uses this module, from one thread. A version's metrics are reported at most once, when every
+node that evaluates the version has answered or is late.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Nodes:
     """Chooses nodes for tasks. By default the node that has waited longest is next.
 
     Args:
-        num_clients: n, if the rule keeps a row for each client. Nodes then get the client ids 0..n-1 in order of
-            appearance. When all ids are taken, a new node gets the id of a node that has left. None: the client id is
-            the node's id.
+        num_clients: n, if the rule keeps data for each of n clients. Nodes then get the client ids 0..n-1 in order of
+            appearance. When all ids are taken, a new node gets the id of a node that has left, or no task if no node
+            has left. None: the client id is the node's id.
         choose: as in :class:`AsyncStrategy`.
         clients: client ids by node, from a checkpoint.
     """
@@ -38,7 +38,7 @@ class Nodes:
         self._free = None if num_clients is None else sorted(set(range(num_clients)) - set(clients.values()))
         self._last: dict[int, int] = {}  # by node: the number of the last task that the node got
         self._given = 0  # the number of tasks so far
-        self._unused: set[int] = set()  # nodes without a client id that the log has named
+        self._unused: set[int] = set()  # nodes without a client id. The log has named these nodes.
 
     def free(self, idle: Iterable[int], present: Set[int], room: int, version: int) -> list[tuple[int, int]]:
         """Return up to ``room`` pairs of a node and its client id, for tasks with ``version``.
@@ -86,14 +86,14 @@ class Nodes:
 
 
 class ClientEvaluation:
-    """Lets nodes evaluate versions, and averages their metrics.
+    """Lets nodes evaluate versions, and averages the nodes' metrics.
 
     Args:
         strategy: provides ``fraction_evaluate``, ``min_evaluate_nodes`` and ``evaluate_metrics_aggr_fn``.
         config: the user's settings for the nodes.
         timeout: seconds that a node has for an evaluation.
-        report: ``report(version, metrics, model)`` is called with the averaged metrics, if there are any, when all
-            nodes have answered or are late.
+        report: ``report(version, metrics, model)`` is called with the averaged metrics when all nodes have answered or
+            are late. Without metrics the function is not called.
 
     Attributes:
         waiting: by message id: the node, the version that the node evaluates, and the deadline.
@@ -128,7 +128,7 @@ class ClientEvaluation:
         self._end(version)
 
     def take(self, message: Message) -> bool:
-        """Take a reply if it belongs to an evaluation. Return whether it does."""
+        """Take ``message`` if it is a reply for which an evaluation waits. Return whether it was taken."""
         node, version, _ = self.waiting.pop(message.metadata.reply_to_message_id, (0, None, 0.0))
         if version is None:
             return False
@@ -148,7 +148,7 @@ class ClientEvaluation:
                 self._end(version)
 
     def _end(self, version: int) -> None:
-        """Report the metrics of ``version``, unless the evaluation waits for a node."""
+        """End the evaluation of ``version`` and report its metrics, if no node is still to answer."""
         if any(waited == version for _, waited, _ in self.waiting.values()):
             return
         model, replies = self.open.pop(version)

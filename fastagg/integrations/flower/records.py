@@ -1,7 +1,7 @@
 """Converts Flower's arrays, which are bytes of .npy files, to tensors and back. Also converts models and histories.
 
-Arrays are copied only if necessary. Bytes that are no array raise a named error. The strategies call this module. Users
-may call :func:`read` and :func:`write`.
+Reading copies an array only if its byte order is not the machine's. Bytes that are not an .npy file raise a named
+error. The strategies call this module. Users may call :func:`read` and :func:`write`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ with warnings.catch_warnings():
 
 
 def read(record: Mapping[str, Array]) -> dict[str, Tensor]:
-    """Return the tensors of an ArrayRecord by name. The tensors share the record's memory. Do not write to them.
+    """Return the tensors of an ArrayRecord by name. Do not write to these tensors, which share the record's memory.
 
     Unlike ``ArrayRecord.to_torch_state_dict`` this function makes no copies and supports bfloat16.
 
@@ -58,7 +58,8 @@ def write(arrays: Mapping[str, Arrays] | Iterable[Arrays]) -> ArrayRecord:
 
 def from_npy(data: bytes, dtype: str = "", label: str = "array") -> Tensor:
     """Return the tensor in the bytes of an .npy file. The tensor shares the bytes' memory if the byte order is native.
-    ``dtype``: Flower's dtype, because the header cannot name bfloat16. ``label`` is for errors."""
+    ``dtype``: the dtype in Flower's record, because the file's header cannot name bfloat16. ``label``: the array's name
+    in errors."""
     length = 10 + int.from_bytes(data[8:10], "little") if data[6:7] == b"\x01" else _LONGEST_HEADER
     try:
         shape, columns_first, kind, start = _header(data[:length])
@@ -90,7 +91,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
 
 
 def to_npy(array: Arrays) -> tuple[str, tuple[int, ...], bytes]:
-    """Return an array's dtype by name, its shape, and the bytes of an .npy file with the array."""
+    """Return the name of an array's dtype, the array's shape, and the bytes of an .npy file with the array."""
     if not isinstance(array, Tensor):
         array = np.ascontiguousarray(array)
         name, kind, shape, body = array.dtype.name, array.dtype.str, array.shape, array.reshape(-1).view(np.uint8)

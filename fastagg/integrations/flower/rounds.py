@@ -1,7 +1,7 @@
 """The common part of the synchronous strategies for Flower's two APIs: the model, the tasks, and a round's replies.
 
-A reply counts once, or is refused and changes nothing. Each reply is freed after it was added, unless other code reads
-the replies. Only the strategies call this module, from one thread.
+A reply counts once, or is refused and changes nothing. :class:`SyncStrategy` frees a reply's arrays after they were
+added, unless other code may read them. Only these strategies use this module, each from one thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KeptReply = TypeVar("KeptReply")
 
 
 class Round(Book[Holder, Holder]):
-    """A round's open tasks. A task's key is its node or client."""
+    """A round's open tasks. A task's key is the id of the node or client that has the task."""
 
     _said = False  # whether the log has said that other code changed the model
 
@@ -44,8 +44,8 @@ class Round(Book[Holder, Holder]):
             self.put(holder, holder, self.server.dispatch(holder))
 
     def answered(self, holder: Holder) -> OpenTask[Holder]:
-        """Return the task that ``holder`` has answered. If the book has none, open a task, because a subclass may have
-        sent messages without a call of ``super()``."""
+        """Remove and return the task that ``holder`` has answered. If ``holder`` has no task, open one, because a
+        subclass may have sent messages without a call of ``super()``."""
         return self.pop(holder) or OpenTask(holder, self.server.dispatch(holder))
 
     def adopt(self, arrays: Arrays) -> None:
@@ -69,7 +69,7 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
 
     Attributes:
         good: what ``keep`` returned for each reply that counts.
-        bad: pairs of a client that did not answer, or whose reply does not count, and the error.
+        bad: pairs of a client and an error. The client did not answer, or the client's reply does not count.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Gathering(Generic[Holder, Reply, KeptReply]):
         """End the round. Return whether the model has stepped.
 
         Raises:
-            RunFailed: there were too many failures or refused replies in a row. Or no reply of the round counts, and
-                at least one error is not a single client's fault.
+            RunFailed: the run cannot continue (:class:`fastagg.integrations.goals.Settings`). Or no reply of the round
+                counts, and at least one error is not a single client's fault.
         """
         session = self._session
         session.close_round()
@@ -141,7 +141,7 @@ class Rounds(Generic[Holder]):
         lr, deterministic: the strategy's arguments.
     """
 
-    _advice: str  # for the error when the server has another model than Flower: what the user should do
+    _advice: str  # what the user should do if the server starts from another model than Flower's
 
     def _set_up(
         self, server: Maker | Server, settings: Settings, checkpoint: str | os.PathLike[str] | None,
@@ -163,8 +163,9 @@ class Rounds(Generic[Holder]):
         return kept
 
     def _adopt(self, arrays: Arrays) -> Server:
-        """Begin the run if it has not begun. If ``arrays``, which other code may have changed, differ from the server's
-        model, make ``arrays`` the model."""
+        """Return the server. The first call begins the run, and raises ConfigError if the model of a checkpoint or of
+        the user's Server differs from ``arrays``. Later, if ``arrays`` differ from the server's model, they replace
+        it."""
         begins = self.session is None
         if begins:
             self._begin(arrays)
@@ -189,13 +190,13 @@ class Rounds(Generic[Holder]):
 class Replies(UserList[Message]):
     """A list of replies. Replies that have not arrived yet are pulled when the list is read.
 
-    Code that reads, counts or changes the list waits until all replies have arrived. The list then keeps all replies.
-    ``if replies:`` waits only for the first replies.
+    Code that reads, counts or changes the list waits until all replies have arrived, or their timeout is over. The list
+    then keeps all replies. ``if replies:`` waits only for the first replies.
 
     Args:
         messages: the replies that have arrived.
         batches: an iterator that waits for the other replies and yields them.
-        looked_at: whether other code may have read the list. Reading the list sets it to True.
+        looked_at: whether other code may have read the list. Reading the list, except by ``if``, sets this to True.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class Replies(UserList[Message]):
         return bool(self._here)
 
     def fold(self) -> Iterator[list[Message]]:
-        """Yield the replies in batches. The caller may free the arrays of these replies if ``looked_at`` is False."""
+        """Yield the replies in batches. If ``looked_at`` is False, the caller may free the arrays of these replies."""
         if self.looked_at:
             yield list(self._here)
             return
@@ -234,7 +235,7 @@ class Replies(UserList[Message]):
 
 
 class StreamedGrid:
-    """A grid whose ``send_and_receive`` returns at once. The :class:`Replies` that it returns wait for the replies.
+    """A grid whose ``send_and_receive`` does not wait for replies, but returns :class:`Replies`, which wait when read.
 
     Attributes:
         heard: ids of the sent messages to which a reply has come.

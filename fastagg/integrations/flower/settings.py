@@ -1,6 +1,5 @@
-"""Splits a strategy's keyword arguments into the run's settings and Flower's. Only the strategies call this module.
-
-An argument that is unknown, or would have no effect, raises ConfigError.
+"""Splits a strategy's keyword arguments into the run's settings and Flower's. Strategies call this module, and users
+only call :func:`adam_rate`. An argument that is unknown, or would have no effect, raises ConfigError.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ def split(
 
 
 def app() -> App:
-    """Return the app whose code this process runs. Flower has put the app's folder on Python's path."""
+    """Return the app whose code this process runs, by its folder on Python's path. If there is no such folder, return
+    an app without a name, in the current folder."""
     folders = [Path(entry) for entry in sys.path if entry]
     for folder in folders:
         if folder.parent == get_flwr_home() / APP_DIR and (folder / FAB_CONFIG_FILE).is_file():
@@ -65,7 +65,8 @@ def app() -> App:
 def run_of(
     server: Maker | Server, run: Settings, file: str | os.PathLike[str] | None, every: int = 1, *, rounds: bool
 ) -> AdapterRun:
-    """Return the run of a strategy. Relative paths are in the app's folder. ``every``: versions between checkpoints."""
+    """Return the run of a strategy. ``file``: the checkpoint's path, relative to the app's folder. None: no checkpoint.
+    ``every``: versions between checkpoints. ``rounds``: whether the strategy runs rounds."""
     adapter_run = AdapterRun(Rule(FLOWER, server, rounds=rounds), run, file, every, log=log.info, warn=log.warning)
     adapter_run.place(app())
     return adapter_run
@@ -80,7 +81,8 @@ def callable_or_none(name: str, function: Function | None) -> Function | None:
 def adam_rate(lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> Callable[[int], float]:
     """Return a function for ``lr=`` of :class:`SyncStrategy` that makes FedAdam's numbers equal to Flower's.
 
-    In round t = 1, 2, ... the function returns ``lr * sqrt(1 - b2^(t+1)) / (1 - b1^(t+1))``.
+    ``lr`` and ``betas`` (b1, b2) are FedAdam's settings. In round t = 1, 2, ... the function returns
+    ``lr * sqrt(1 - b2^(t+1)) / (1 - b1^(t+1))``.
     """
     first, second = betas
     return lambda number: lr * math.sqrt(1 - second ** (number + 1)) / (1 - first ** (number + 1))

@@ -1,6 +1,7 @@
 """A Flower strategy for synchronous rounds. Flower's ServerApp, or a wrapper, calls the strategy from one thread.
 
-Each reply is added when it is read. The checkpoint is written after each step, before the evaluation.
+A reply is added to the sum when the strategy reads it. The checkpoint is written after each step, before the
+evaluation, and again after it if :meth:`SyncStrategy.start` runs the rounds.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class SyncStrategy(Rounds[int], FedAvg):
     """Any synchronous rule of fastagg as a Flower strategy.
 
     Wrappers (such as Flower's differential privacy) and subclasses may change the model that the strategy returned. The
-    strategy continues from the changed model and keeps the moments.
+    strategy continues from the changed model and keeps the optimizer's moments.
 
     Args:
         server: a Server, or a preset (``fastagg.FedAvg``, ``FedAMS``, ``FedAdam``, ``FedYogi``, ...) with its settings
@@ -52,7 +53,7 @@ class SyncStrategy(Rounds[int], FedAvg):
         deterministic: whether each round's replies are added in the order of node ids, so that results do not depend on
             the order of arrival. All replies of a round are then in memory at the same time.
         checkpoint: a file for the server's state and the history, written after every round. If the file exists, the
-            run continues from the file. :func:`fastagg.load` reads it, too.
+            run continues from the file. :func:`fastagg.load` reads the file, too.
         settings: ``stop``, ``best``, ``on_version``, ``trackers``, ``max_in_a_row``, ``max_seconds`` and
             ``evaluate_every`` of :class:`fastagg.integrations.goals.Settings`, and the settings of
             ``flwr.serverapp.strategy.FedAvg``.
@@ -95,10 +96,10 @@ class SyncStrategy(Rounds[int], FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """Train as Flower does, but add each reply when it arrives, and do not wait for all replies.
+        """Train as Flower does, but add each reply to the sum when it arrives, unless ``deterministic`` is set.
 
         The model of a checkpoint or of a Server replaces ``initial_arrays``. ``num_rounds`` includes the rounds before
-        a restart.
+        a restart. ``timeout``: seconds that nodes have for training or evaluation in a round.
 
         Raises:
             CheckpointError: ``checkpoint`` belongs to another model or algorithm, is damaged, or cannot be written.
@@ -214,7 +215,8 @@ class SyncStrategy(Rounds[int], FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add each reply when it arrives, then end the round. Refused replies do not count.
+        """Add each reply when it arrives, then end the round. Refused replies do not count. Return the model and the
+        averaged metrics, or None twice if the model has not stepped.
 
         Raises:
             RunFailed: the run cannot continue (:class:`fastagg.integrations.goals.Settings`).
@@ -228,8 +230,8 @@ class SyncStrategy(Rounds[int], FedAvg):
             replies, _ = self._check_and_log_replies(replies, is_train=True)
         if self.deterministic:
             replies = sorted(replies, key=lambda message: message.metadata.src_node_id)
-        # Nodes are found by the ids of sent messages, because the SuperLink may send an error in place of a node's
-        # reply. A message gets its id when it is sent.
+        # Nodes are found by the ids of sent messages, because an error that the SuperLink sends in place of a node's
+        # reply does not name the node. A message gets its id when it is sent.
         asked = {sent.message_id: sent.dst_node_id for sent in self._sent if sent.message_id}
         replies = replies if isinstance(replies, Replies) else Replies(replies, looked_at=True)
         frees = not replies.looked_at
@@ -259,7 +261,7 @@ class SyncStrategy(Rounds[int], FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return messages as Flower does. If a wrapper runs the rounds and the version is new, save it first."""
+        """Return messages as Flower does. If a wrapper runs the rounds, first save a checkpoint of a new version."""
         server = self._adopt(read(arrays))
         if not self._runs and server.version != self.run.saved:  # saved here, because a wrapper may have added noise
             self._rounds = server_round
@@ -267,7 +269,8 @@ class SyncStrategy(Rounds[int], FedAvg):
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def _miss(self, server_round: int, gathering: Gathering[int, Any, Any], asked: Mapping[str, int]) -> None:
-        """Count nodes without an answer as failures, except nodes whose replies came and a subclass left out."""
+        """Count nodes without an answer as failures, except nodes whose replies came and a subclass left out. If a
+        wrapper runs the rounds, count them only in a round in which no reply counts."""
         message_ids = set() if self._streaming is None else self._streaming.heard
         nodes = {node for message_id, node in asked.items() if message_id in message_ids}
         for node in self._tasks.busy:

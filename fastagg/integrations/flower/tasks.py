@@ -25,17 +25,17 @@ from fastagg.server.server import Server
 
 log = logging.getLogger("flwr.fastagg")  # a child of Flower's logger, so its lines appear with Flower's
 
-VERSION = "fastagg-version"  # a key in the ConfigRecord of a task. A reply may have it in any ConfigRecord.
-STEPS = "fastagg-local-steps"  # a key in the same record, if the rule decides the number of local steps (AsyncFedED)
-CONTROL = "control"  # the ArrayRecord of FedAC's control variate, in tasks and replies
-EXTRA = "extra"  # the ArrayRecord of the further arrays that a user's own rule sends and takes
+VERSION = "fastagg-version"  # a key in the ConfigRecord of a task. A reply may have this key in any ConfigRecord.
+STEPS = "fastagg-local-steps"  # a key in a task's record, if the rule sets the number of local steps (AsyncFedED)
+CONTROL = "control"  # the key of the ArrayRecord with FedAC's control variate, in tasks and replies
+EXTRA = "extra"  # the key of the ArrayRecord with the further arrays that a user's own rule sends and takes
 # The name of the ConfigRecord that is added to each reply before a function averages the metrics. The record holds the
 # node's id, and for an update also the version and the delay of the receipt.
 WHO = "fastagg"
 _LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # Flower's errors after a message's ttl
 POLL = 0.1  # seconds between two checks for replies
-_AT_ONCE = 4  # the most replies that one call of Flower returns, so that no more are in memory at the same time
-_LARGE = 4_000_000  # from so many parameters on, a call returns one reply, because the call's own cost is then small
+_AT_ONCE = 4  # the most replies that one `pull_messages` returns, and thus the most in memory at a time
+_LARGE = 4_000_000  # for models of at least so many parameters, `pull_messages` returns one reply
 
 # The user's evaluation on the server. It gets the number of a version or round, and the model.
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -70,13 +70,14 @@ class FreedReply(RecordDict):
 
 def of_kind(records: Mapping[str, object], kind: type[Record]) -> dict[str, Record]:
     """Return the records of one kind. RecordDict's own properties, such as ``array_records``, make a cycle of
-    references. Then only the garbage collector could free the arrays."""
+    references, so that only the garbage collector can free the arrays. This function makes no cycle."""
     return {key: record for key, record in records.items() if isinstance(record, kind)}
 
 
 def content(task: Dispatch, arrays: ArrayRecord, stated: Mapping[str, object], keys: tuple[str, str]) -> RecordDict:
     """Return the content of a task's message: an ArrayRecord and a ConfigRecord, named by ``keys``. The ConfigRecord
-    has ``stated`` and the version. FedAC, and a user's own rule that sends arrays, add a second ArrayRecord."""
+    has ``stated``, the version, and for AsyncFedED the local steps. FedAC, and a user's own rule that sends arrays, add
+    a second ArrayRecord."""
     record = ConfigRecord({**stated, VERSION: task.version})
     if task.local_steps is not None:
         record[STEPS] = task.local_steps
@@ -97,8 +98,8 @@ def answer(server: Server, task: Dispatch, message: Message, samples: str, *, st
 
     Args:
         samples: the key of the client's number of samples in a MetricRecord.
-        still: as in :class:`fastagg.Answer`. True saves the memory of a second sum. The second reading of the reply
-            takes less time than Flower's copy of the reply.
+        still: whether the reply's arrays do not change while they are added, as in :class:`fastagg.Answer`. If True,
+            the arrays may be read twice, which saves the memory of a second sum.
 
     Raises:
         FastaggError: the reply does not fit. ClientFailure: the node sent an error.
@@ -148,8 +149,8 @@ def averaged(
 
 
 def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
-    """Return each metric's mean over the clients that reported the metric, weighted by samples. If a metric has no mean
-    (lists of several lengths, or no reply with samples), return None and log the reason."""
+    """Return each metric's mean over the clients that reported the metric, weighted by samples. If any metric has no
+    mean (lists of several lengths), or no reply has samples, return None for all metrics and log the reason."""
     shares: dict[str, list[tuple[float, Any]]] = {}
     for reply in replies:
         for metrics in of_kind(reply, MetricRecord).values():
@@ -168,7 +169,7 @@ def _means(replies: list[RecordDict], samples: str) -> MetricRecord | None:
 
 
 def pull(grid: Grid, message_ids: Iterable[str], server: Server) -> Iterator[list[Message]]:
-    """Yield the replies to ``message_ids`` that have arrived, a few at a time."""
+    """Yield the replies to ``message_ids`` that have arrived, ``_AT_ONCE`` at most, or one for a large model."""
     ids, at_once = iter(list(message_ids)), 1 if server.layout.size >= _LARGE else _AT_ONCE
     while batch := list(islice(ids, at_once)):
         if messages := list(grid.pull_messages(batch)):

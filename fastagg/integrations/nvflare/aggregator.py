@@ -53,9 +53,9 @@ class Aggregator(ModelAggregator):
             After a restart FLARE gets the file's model, whatever model the job starts from.
         weight_key: the key of a reply's weight in its ``meta``. The weight of a reply without this key is 1.
         at_once: the number of replies that are added in one pass. With 1, each reply is checked and then added to the
-            sum in place, which needs the memory of one model besides the model and the reply. With 4, adding takes a
-            third of the time, and needs the memory of two models and of three waiting replies. With a user's own rule
-            that decides itself when to step, all replies wait until the round ends.
+            sum in place, which needs the memory of one model besides the global model and the reply. With 4, adding
+            takes a third of the time, and needs the memory of two models and of three waiting replies. With a user's
+            own rule that decides itself when to step, all replies wait until the round ends.
 
     Raises:
         ConfigError: the preset is unknown, or not synchronous.
@@ -80,14 +80,14 @@ class Aggregator(ModelAggregator):
         self._traffic = Traffic(run, None, weight_key, lean=at_once == 1)
         self._metrics = WeightedAggregationHelper()
         self._measured = True  # whether each reply of this round so far has metrics
-        self._named: set[str] = set()  # names of metrics that are no numbers and that the log has named
+        self._named: set[str] = set()  # names of metrics that are no numbers. The log has named them.
         self._round: set[str] = set()  # the clients that were sent the round's model
-        self._number: int | None = None  # the round's number
+        self._number: int | None = None  # FLARE's number of the round
         self._resumed = False  # whether a checkpoint was loaded, and no round has ended since
         self._returned: dict[str, Arrays] | None = None  # the last model that aggregate_model returned
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Take FLARE's first model, and remember each task before FLARE sends it. An error ends the job."""
+        """Take FLARE's first model, and open each task before FLARE sends the task. An error ends the job."""
         super().handle_event(event_type, fl_ctx)
         if event_type not in (AppEventType.INITIAL_MODEL_LOADED, AppEventType.BEFORE_TRAIN_TASK):
             return
@@ -102,7 +102,8 @@ class Aggregator(ModelAggregator):
             self.system_panic(f"fastagg: {error}", fl_ctx)
 
     def begin(self, params: dict[str, Arrays]) -> None:
-        """Take FLARE's first model. If there is a checkpoint, its model replaces the arrays in ``params``.
+        """Take FLARE's first model. If there is a checkpoint, its model replaces the arrays in ``params``. Only the
+        first call has an effect.
 
         Raises:
             FastaggError: the model, a setting or the checkpoint is refused.
@@ -125,7 +126,8 @@ class Aggregator(ModelAggregator):
         self._round.add(client)
 
     def _follow(self, params: dict[str, Arrays]) -> None:
-        """If other code has changed ``params``, FLARE's model, make ``params`` the server's model."""
+        """If other code has changed ``params``, FLARE's model, make ``params`` the server's model. But before the first
+        round after a restart, put the checkpoint's model into ``params``."""
         traffic = self._traffic
         is_own = self._returned is not None and all(params.get(name) is value for name, value in self._returned.items())
         if is_own or holds(traffic.server, params):
@@ -143,7 +145,8 @@ class Aggregator(ModelAggregator):
 
         Raises:
             RunFailed: too many replies were refused. FLARE's job ends, too.
-            FastaggError: the reply is refused. But no error is raised if the server had ended the task (``lease``).
+            FastaggError: the reply is refused in this call. But no error is raised if the server had ended the task
+                (``lease``).
         """
         client = model.meta.get("client_name") or model.meta.get(FLMetaKey.SITE_NAME)
         with self._ending_the_job():

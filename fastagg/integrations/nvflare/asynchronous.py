@@ -45,14 +45,14 @@ class AsyncController(ModelController):
     Args:
         algorithm: a preset's name.
         settings: the preset's keyword arguments, as plain data.
-        versions: the run ends after this number of steps, including the steps before a restart.
+        versions: the run ends with this version. Versions before a restart count, too.
         timeout: seconds after which a task ends. Later replies do not count. 0: never.
         end_timeout: the most seconds that the job's end waits for clients that still train. Without the wait, these
             clients would stop with an error. Their replies do not count. The model is saved before the wait.
         checkpoint: a file on the server, written every ``save_every`` versions and at the end. A restart continues
             from the file. A relative path is in a folder that FLARE keeps. The log's first line names the path.
         save_every: versions between checkpoints. A killed server loses the versions since the last checkpoint.
-        clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
+        clients: names of all clients, needed by rules that keep an update of each client (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
         task_name: the task's name for the clients' executors.
         persistor_id: the id of FLARE's component that provides the first model and stores the last model.
@@ -100,7 +100,7 @@ class AsyncController(ModelController):
         self._ended = False
         self._broken: FastaggError | None = None
         self._came = threading.Event()
-        self._taking = threading.RLock()  # held while a reply is processed, because FLARE's threads pass replies
+        self._taking = threading.RLock()  # held while a reply is processed, because several threads pass replies
 
     def run(self) -> None:
         """Run the workflow. FLARE calls this method.
@@ -148,7 +148,7 @@ class AsyncController(ModelController):
         """Send the newest model to all idle clients, except those that pause after a failure."""
         traffic = self._traffic
         with self._taking:
-            busy = traffic.book.busy  # stays valid: other threads only end tasks, and only this thread opens tasks
+            busy = traffic.book.busy  # other threads only end tasks, so a client that is not in `busy` stays idle
         for client in self.engine.get_clients():
             with self._taking:
                 if client.name in busy or traffic.session.failures.rests(client.name):

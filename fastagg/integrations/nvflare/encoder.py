@@ -1,4 +1,4 @@
-"""A filter of FLARE's task results that sends updates in fewer bytes. FLARE's clients call the filter."""
+"""A filter that encodes FLARE's task results in fewer bytes. FLARE's clients call the filter."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ KINDS = {DataKind.WEIGHTS: "model", DataKind.WEIGHT_DIFF: "difference"}
 class Encoder(DXOFilter):
     """Encodes clients' updates for :class:`Aggregator` and :class:`AsyncController`.
 
-    ``job.to_clients(Encoder("int8"), tasks=["train"], filter_type=FilterType.TASK_RESULT)``. Add it after the other
-    filters. The part of an update that a biased format leaves out is added to the client's next update. This part is
-    lost when the client's process ends. A model with running statistics is refused: FLARE reports the task as failed,
-    and the client's log says why.
+    ``job.to_clients(Encoder("int8"), tasks=["train"], filter_type=FilterType.TASK_RESULT)``. Add this filter after
+    the other filters. The part of an update that a biased format leaves out is added to the client's next update. This
+    part is lost when the client's process ends. A model with running statistics is refused: FLARE reports the task as
+    failed, and the client's log says why.
 
     Args:
         format: as in :func:`fastagg.encode`, or ``topk``.

@@ -58,7 +58,7 @@ class Traffic:
 
     Args:
         run: the run's rule, settings and files.
-        clients: names of all clients, for rules that keep a row for each (ACE, ACED, CA2FL).
+        clients: names of all clients, needed by rules that keep an update of each client (ACE, ACED, CA2FL).
         weight_key: the key of a reply's weight in its ``meta``, for ``weighting="samples"``.
         evaluate: ``evaluate(version, model)`` returns metrics of a version on the server. None: no evaluation.
         versions: the run ends with this version. None: the caller ends the run.
@@ -87,7 +87,7 @@ class Traffic:
         """Make the server of the first global model, and load a checkpoint. Only the first call has an effect.
 
         Returns:
-            Whether the checkpoint's model replaced ``params`` in this call.
+            Whether this call loaded a checkpoint. The server's model is then the checkpoint's, not ``params``.
 
         Raises:
             FastaggError: a setting, the model or the checkpoint is refused.
@@ -227,7 +227,7 @@ class Traffic:
             return len(keys)
 
     def model(self) -> dict[str, Arrays]:
-        """Return the current model. Its arrays never change."""
+        """Return the current model. Later steps do not change its arrays."""
         return dict(self.server.parameters())
 
     def _read(self, client: str, task: Dispatch, reply: FLModel) -> Answer:
@@ -244,7 +244,8 @@ class Traffic:
         )._replace(still=self.lean)  # fmt: skip
 
     def _weight(self, client: str, reply: FLModel) -> float | None:
-        """Return the weight of a reply. A reply without a weight counts as 1, as in FLARE's FedAvg."""
+        """Return the weight of a reply. If the server weighs by samples, a missing weight is 1, as in FLARE's FedAvg.
+        Otherwise a missing weight is None."""
         weight = reply.meta.get(self.weight_key)
         if weight is None and self.server.weighting == "samples":
             self._once(client, f"its replies have no {self.weight_key}: each counts as 1")

@@ -18,11 +18,11 @@ from fastagg.storage.cache import ClientCache
 
 @dataclass(frozen=True)
 class AllClients(PerClient):
-    """``u = mean_i U_i``, where U_i is client i's latest update. ``D = -u`` for gradients (ACE, Algorithm 1).
+    """``u = mean_i U_i``, where U_i is client i's latest update. D is -u for gradients, u for deltas (ACE, Alg. 1).
 
-    An update replaces the client's cached update. The difference of the two *as stored* is added to the sum, so the
-    mean is always the mean of the stored updates. At each update a part of the sum is recomputed exactly, so rounding
-    errors do not accumulate.
+    The mean is weighted by ``weighting``. An update replaces the client's cached update. The difference of both updates
+    *as stored* is added to the sum, so the mean is always that of the stored updates. At each update a part of the sum,
+    or with ``direct`` all of it, is recomputed from these updates, so rounding errors do not accumulate.
 
     Args:
         num_clients: n, >= 1. Client ids are 0..n-1.
@@ -111,7 +111,7 @@ class Differences(PerClient):
 
 
 class AllClientsState(SumState):
-    """The rows of all clients, their sum, and the weight of each row in the sum."""
+    """The rows (stored updates) of all clients, the sum of the rows, and each row's weight in the sum."""
 
     def __init__(self, setting: AllClients, material: Material) -> None:
         size, device, seed = material.size, material.device, material.seed

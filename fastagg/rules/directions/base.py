@@ -1,7 +1,8 @@
 """The base classes of all directions. Servers call them for each update and each checkpoint.
 
 A direction is a frozen dataclass of settings. For each server it makes a state. The state's native part (csrc/engine)
-keeps updates, and plans, runs and commits a step in one native call. Python code of a direction runs before that call.
+keeps updates, and plans, runs and commits a step in one native call. A direction's Python code runs before that call,
+except :attr:`Findings.finish`, which runs before the commit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Material(NamedTuple):
     """The arguments from which a direction builds its state.
 
     Attributes:
-        size: d.
+        size: d, the number of parameters.
         device: the device of all vectors.
         seed: the seed of all random numbers.
         buffer_size: the number of elements of the model's running statistics.
@@ -55,9 +56,9 @@ class Arrival(NamedTuple):
 
     facts: Facts
     weight: float  # the staleness weight s(tau)
-    cosine: float  # the cosine between (x_t - x_s) and the update. 0 if the direction does not measure it.
-    control: Pieces | None  # the change of the client's control variate (FedAC)
-    # Returns the client's running statistics and the server's statistics after this update. For rules that run models.
+    cosine: float  # the cosine between the update and the model's change since the task, or 0 if it is not measured
+    control: Pieces | None  # the change of the client's control variate (FedAC). None: the client sent no change.
+    # Returns the client's running statistics and the server's statistics after this update, for rules that run models.
     statistics: Callable[[], tuple[Tensor, Tensor]]
     room: int  # the number of updates that the step still needs, including this one
     total: float  # the sum of `Facts.share` over the updates that are in the buffer
@@ -75,7 +76,7 @@ class Findings(Protocol):
     waits: bool  # whether no step is made with this update, because the rule waits for more
     gain: float | None  # the clipping factor, if Python has already clipped the update
     moves: list[Move] | None  # changes of Python's state, which the commit makes
-    finish: Callable[[Tensor], object] | None  # changes the next version in place, before any other code gets it
+    finish: Callable[[Tensor], object] | None  # may change the next version in place, before other code gets it
 
 
 class DirectionState:
@@ -91,10 +92,8 @@ class DirectionState:
         self.native = native
 
     def before(self, arrival: Arrival, findings: Findings) -> None:
-        """Set Python's results for an update in ``findings``.
-
-        This method may raise. It must not change any visible state.
-        """
+        """Set Python's results for an update in ``findings``. This method may raise an error. It must not change any
+        visible state."""
 
     def memory(self) -> dict[str, int]:
         """Return the number of bytes of each part of the state. Most directions have one part, ``direction``."""
@@ -118,7 +117,8 @@ class Direction(RulePart):
     """Base class of the directions. A user's own direction defines :meth:`combine`. The package's directions do not.
 
     Attributes:
-        kind: ``delta`` or ``gradient``. A delta, ``x_i^K - x_s``, is added to the model. A gradient is subtracted.
+        kind: ``delta`` or ``gradient``. A delta, the trained model minus the one that was sent, is added to the model.
+            A gradient is subtracted.
         needs_base: whether an update is combined with the version from which it was trained. The server then keeps each
             version as long as a client may send an update that was trained from it.
         measures: whether :class:`Arrival` must have ``cosine``. The server then keeps versions as with ``needs_base``.
@@ -222,8 +222,8 @@ class SumState(DirectionState):
 
     Attributes:
         sum: the sum, fp32 [d].
-        cache: the clients' rows. None: the server keeps no rows.
-        resummation: recomputes the sum of the rows, some blocks at each update, so that rounding errors do not
+        cache: the stored updates of the clients, called rows. None: the server keeps no rows.
+        resummation: recomputes a part of the sum from the rows at each update, so that rounding errors do not
             accumulate. None: the sum is not recomputed in this way.
     """
 

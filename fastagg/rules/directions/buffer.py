@@ -16,7 +16,7 @@ from fastagg.rules.names import Overflow
 from fastagg.rules.privacy import Gaussian, privacy_of
 from fastagg.rules.staleness import Staleness
 
-# Settings that a buffer with `ends_early` = False refuses. The values are the reasons in the error.
+# Settings that a subclass with `ends_early` = False refuses. The values are the reasons in the error.
 _SUMS_ALONE = {
     "at_least": "steps with an update only, so its rounds end when they are full",
     "normalize": "divides by what its updates count for",
@@ -26,7 +26,7 @@ _DIVISORS: dict[str | float, float | str] = {"buffer": 0.0, "weights": -1.0}
 
 
 class RoundSettings(TypedDict, total=False):
-    """The settings of :class:`Buffer` that decide how a round ends. Presets pass these keyword arguments on."""
+    """The settings of :class:`Buffer` besides ``size`` and ``kind``. Presets pass these keyword arguments on."""
 
     overflow: Overflow
     at_least: Count | None
@@ -41,22 +41,22 @@ class Buffer(Direction):
 
     Args:
         size: M, updates per step, >= 1. None: all updates that arrive until :meth:`fastagg.Server.close_round`.
-        overflow: ``take`` or ``close``: what happens if a sum of several clients
-            (:meth:`fastagg.Server.receive_partial`) has more updates than the round still needs. ``take``: the step is
-            along the mean of more than M updates. ``close``: the server first steps along the earlier updates. The sum
-            then begins the next round, and its delay is larger by 1. A sum of more than M updates is a round of its
-            own.
+        overflow: what happens if a sum of several clients (:meth:`fastagg.Server.receive_partial`) has more updates
+            than the round still needs. ``take``: the step is along the mean of more than M updates. ``close``: the
+            server first steps along the earlier updates. The sum then begins the next round, and the sum's delay is
+            larger by 1. A sum of more than M updates is a round of its own.
         at_least, grace: a round also ends ``grace`` seconds after its ``at_least``-th update, even if the round is not
             full (Decoupled DiLoCo, arXiv 2604.21428, quorum and grace window). The next ``dispatch``, ``receive`` or
             ``close_round(if_due=True)`` after that time first makes the step. Time is this process' monotonic clock.
-            After a restart the window begins again. The log records the step, so a replay needs no clock.
+            After a restart the window begins again. The log records the step, so a replay needs no clock. Both None:
+            time does not end a round.
         normalize: the divisor of the sum: ``buffer``, ``weights`` or a number. ``buffer``: the number of updates in the
             sum, or of samples with ``weighting="samples"``. Staleness then makes the step shorter (FedBuff's paper,
             FLARE). ``weights``: the sum of the weights, which are samples times staleness (FLSim). A number > 0: this
             number. With the number of all clients, or of their samples, each update counts by its share among all
             clients (APPFL). With 1 the step is along the sum.
         privacy: a :class:`fastagg.Gaussian`. Updates are then clipped, and noise that hides each client is added to the
-            sum. Only for servers on the CPU.
+            sum. Only servers on the CPU support this setting. None: no noise.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -148,7 +148,7 @@ class Cohort(Buffer):
 
 
 class BufferState(DirectionState):
-    """The sum of the round's updates so far. The update that fills the round is added in the step's own pass."""
+    """The sum of the round's updates so far. The update that fills the round is added in the step's pass."""
 
     def __init__(self, setting: Buffer, material: Material) -> None:
         native_setting = native.engine.BufferedSetting(

@@ -21,10 +21,11 @@ _LEAST = 0.1  # the least weight of a stale update
 
 @dataclass(frozen=True)
 class CosineBuffer(Buffer):
-    """``D = sum_i w_i Delta_i`` with ``w_i`` in proportion to ``max(cos(x_t - x_s, Delta_i), 0.1)``, or 1 at delay 0.
+    """``D = sum_i w_i Delta_i``. ``w_i`` is in proportion to ``max(cos(x_t - x_s, Delta_i), 0.1)``, or to 1 at delay 0.
 
-    The server also keeps a control variate C. A full buffer adds ``sum_i w_i (c_new - c_i)`` to C. This rule is a
-    reconstruction (see :func:`fastagg.FedAC`).
+    x_t is the current model, and x_s the model that the client was sent. A client's weight by ``weighting`` multiplies
+    w_i. The server also keeps a control variate C, to which a full buffer adds ``sum_i w_i (c_new - c_i)``. This rule
+    is a reconstruction (see :func:`fastagg.FedAC`).
 
     Args:
         size: M, updates per step, >= 1.
@@ -40,10 +41,7 @@ class CosineBuffer(Buffer):
 
 
 class _CosineState(BufferState):
-    """A buffer, and the control variate.
-
-    A step replaces the control variate by a new tensor, because clients may still read the old tensor.
-    """
+    """A buffer, and the control variate. A step replaces this tensor by a new one, as clients may still read it."""
 
     asks = True
     control = SwapCell[Tensor]()

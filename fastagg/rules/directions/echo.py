@@ -36,7 +36,7 @@ class Echo(Buffer):
 
     Args:
         size: M, updates per step.
-        num_clients: n. Client ids are 0..n-1.
+        num_clients: n, the number of clients. Client ids are 0..n-1.
         distill: the unlabelled data, the model's code, and the settings of the distillation.
         cache: format of the logits: ``fp32``, ``bf16``, ``int8`` or ``int4``.
     """
@@ -77,8 +77,8 @@ class DistillationRecord:
         flushes: the number of distillations.
         inference_seconds: the time for the clients' logits.
         distillation_seconds: the time for the distillation steps.
-        loss: the mean loss over the steps of the last distillation.
-        gradient_norm: the norm of the gradient in the last step of the last distillation, before clipping.
+        loss: the mean loss over the steps of the last distillation. NaN before the first.
+        gradient_norm: the norm of the gradient in the last distillation's last step, before clipping. NaN at first.
     """
 
     flushes: int = 0

@@ -36,9 +36,9 @@ _FARTHEST = 10.0  # the largest distance of a client's statistic from the median
 
 @dataclass(frozen=True)
 class Robust(Direction):
-    """``D = rule(s(tau_1)*Delta_1, ..., s(tau_M)*Delta_M)``. Up to f of the M clients in a step may send anything.
+    """``D = rule(s(tau_1)*Delta_1, ..., s(tau_M)*Delta_M)``. A few of the M clients in a step may send anything.
 
-    Each client has at most one answer in a step. A second answer raises TooSoon.
+    By default each client has at most one answer in a step, and a second answer raises TooSoon (``answers_per_step``).
 
     The server keeps all updates of a round, which takes M times the memory of an update, and combines them in the pass
     of the step. An update's weight depends only on its staleness, because a client could lie about its number of

@@ -84,7 +84,7 @@ class Mixing(Direction):
     Args:
         normalize: a number > 0. D is multiplied by s / normalize, where s is the client's number of samples (1 with
             ``weighting="uniform"``). If normalize is the number of all clients' samples, the factor is the client's
-            share, as in APPFL. None: D is not scaled by samples.
+            share, as in APPFL. An answer whose factor times lr is above 1 is refused. None: samples have no effect.
 
     Example:
         >>> server = fastagg.Server(torch.zeros(1), fastagg.Mixing(), fastagg.SGD(lr=1.0))
