@@ -59,20 +59,21 @@ def run(
     function of a model that returns a server, such as ``functools.partial(fastagg.FADAS, lr=0.01)``. ``delay=`` is a
     function of (client, number of the client's task, local steps, NumPy generator) that returns the task's virtual
     time. ``sampling=`` is a function of (idle clients, virtual time, generator) that returns the client that gets the
-    next model. ``delay`` and ``sampling`` must not keep a state, because a resumed run would not have this state. With
-    an argument ``view`` they get a :class:`~fastagg.sim.clock.view.View` of the clients' history instead.
+    next model. ``delay`` and ``sampling`` must not keep a state, because a resumed run would not have this state. Each
+    of the two may have an argument ``view``, for the clients' history (:class:`~fastagg.sim.clock.view.View`).
 
     Args:
         config: a Config, a recipe's name or path, or a recipe as a dict.
-        changes: new values by dotted key ("client.lr").
-        data: the clients' data, in place of the config's ``data``. To resume a run, pass the same objects again.
+        changes: new values by dotted key ("client.lr"). None: no changes.
+        data: the clients' data, in place of the config's ``data``. To resume a run, pass the same data again.
         model: a function of the data's (shape, classes) that returns the network, in place of the config's ``model``.
         out: the run's folder. None: no file is written.
         **settings: new values of keys at a recipe's first level, such as ``seed=3``. Also arguments of
             :func:`fastagg.sim.runs.run.run`, such as ``replace=True``, which deletes an earlier run in ``out``.
 
     Raises:
-        ConfigError, DataError: an input is not as documented. No file has been written then.
+        ConfigError, DataError: an input is not as documented. If the error shows only in training, such as a wrong
+            result of your own function, the run's first files have been written.
 
     Example:
         >>> from fastagg.sim import run
@@ -89,7 +90,7 @@ def run(
 
 def _split(settings: Plain, function: Callable[..., object], **passed: Any) -> tuple[Plain, Plain]:
     """Divide ``settings`` into two dicts: values of a recipe's keys, and arguments of ``function``. The first dict also
-    gets the values of ``passed`` that are not None."""
+    gets ``passed``. Keys with the value None are left out of the first dict."""
     known = parameters(function)
     keys = {**{key: value for key, value in settings.items() if key not in known}, **passed}
     keys = {key: value for key, value in keys.items() if value is not None}
@@ -110,15 +111,15 @@ def compare(
 ) -> Comparison:
     """Run every recipe with every rule, setting and seed, and compare the runs. ``fastagg compare`` does the same.
 
-    A finished run in ``out`` is not run again, unless its data or the user's code has changed.
+    A finished run in ``out`` with the same settings is not run again, unless its data or the user's code has changed.
 
     Args:
         recipes: one recipe, or several. Each is the name or path of a recipe or a table, a Config, or a dict.
         changes: new values by dotted key, for all runs. A value may be a function, as in :func:`run`.
         rules: replacements of the recipes' algorithm, by label. Each is a preset's name, a function that makes a
-            server, or a dict of a recipe's sections, such as ``{"algorithm": {"name": "ACE", "lr": 0.1}}``.
-        grid: a list of values for each dotted key. Every combination of values is a setting.
-        seeds: the number of seeds, from the recipe's own seed up, or a list of seeds.
+            server, or a dict of sections, such as ``{"algorithm": {"name": "ACE", "lr": 0.1}}``. None: no replacement.
+        grid: a list of values for each dotted key. Every combination of values is a setting. None: one setting.
+        seeds: a list of seeds, or a number of seeds. A number n means n consecutive seeds, from the recipe's seed up.
         out: the folder of all runs, tables and pictures.
         data, model: as in :func:`run`, for all runs.
         **settings: new values of keys at a recipe's first level, such as ``delay``. Also arguments of
@@ -128,7 +129,8 @@ def compare(
         A :class:`fastagg.sim.comparison.compare.Comparison`: ``results``, ``to_latex()``, ``figure()``.
 
     Raises:
-        ConfigError, DataError: an input is not as documented. All runs are checked before the first run starts.
+        ConfigError, DataError: an input is not as documented. The settings of all unfinished runs are checked before
+            the first run starts. A later error of one run does not end the others, and is in the result's ``failed``.
 
     Example:
         >>> from fastagg.sim import compare

@@ -15,7 +15,7 @@ from fastagg.errors import ConfigError
 
 @contextmanager
 def beside(folder: str | None) -> Iterator[None]:
-    """In a ``with`` block, let Python also import modules from ``folder`` and the current folder."""
+    """In a ``with`` block, let Python also import modules from the current folder and, if not None, ``folder``."""
     added = [here for here in (folder, str(Path.cwd())) if here is not None and here not in sys.path]
     sys.path += added
     try:
@@ -32,7 +32,7 @@ def is_function(name: str) -> bool:
 
 def find(name: str, key: str) -> Callable[..., object]:
     """Return the function ``name`` ("module:function") that a recipe has at ``key``. ConfigError: there is no such
-    function, or another module with the same name is already imported."""
+    function, or a module with the same name but from another file is already imported."""
     module, _, function = name.partition(":")
     try:
         with beside(None):
@@ -58,12 +58,12 @@ def fits(function: object, key: str, *positional: object, **keywords: object) ->
         inspect.signature(function).bind(*positional, **keywords)
     except TypeError as error:
         raise ConfigError(f"{key}: the function does not take these arguments: {error}") from None
-    except ValueError:  # some built-in functions have no signature
+    except ValueError:  # some built-in functions have no signature, so their arguments are not checked
         pass
 
 
 def parameters(function: object) -> Collection[str]:
-    """Return the names of a function's parameters. Empty: the function has no signature."""
+    """Return the names of the parameters of ``function``. Empty: there are none, or ``function`` has no signature."""
     try:
         return inspect.signature(function).parameters if callable(function) else ()
     except ValueError:
@@ -71,6 +71,6 @@ def parameters(function: object) -> Collection[str]:
 
 
 def call(function: Callable[..., object], key: str, *positional: object, **keywords: object) -> object:
-    """Call ``function`` and return its result. ConfigError, with ``key``: the function takes other arguments."""
+    """Call ``function`` and return its result. A ConfigError that names ``key``: ``function`` takes other arguments."""
     fits(function, key, *positional, **keywords)
     return function(*positional, **keywords)

@@ -1,9 +1,10 @@
 """Random numbers that depend on their purpose, not on the time of the draw.
 
-Every draw in a run comes from a new generator, made from (seed, stream, key...). For example, the delay of client 7's
-third dispatch is the same number whatever the other clients did before. So two methods with the same seed have the same
-clients, delays and arrivals. The order in which clients are trained has no effect, and several may be trained at once.
-The state of a run has counters instead of generators. Importing this module imports no torch.
+A random number depends only on the run's seed, on its stream and on its key. The stream is the name of a purpose, such
+as "delay". The key is a tuple of integers, such as a client and the number of the client's dispatch. For example, the
+draw for the delay of client 7's third dispatch is the same whatever the other clients did before. So two methods with
+the same seed have the same clients and draw the same delays. The order in which clients are trained has no effect.
+A checkpoint of a run has counters instead of generators. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _stream(name: str) -> int:
 
 
 def words(seed: int, stream: str, *key: int) -> bytes:
-    """Return the 32 random bytes from which the generator of ``stream`` and ``key`` begins."""
+    """Return the 32 bytes that seed the generator of (seed, stream, key). ``key`` has at most seven integers."""
     return blake2b(_PACK[len(key)](seed, _stream(stream), *key), digest_size=32).digest()
 
 
@@ -71,8 +72,8 @@ def below(count: int, seed: int, stream: str, *key: int) -> int:
 
 
 def permutations(count: int, size: int, seed: bytes) -> torch.Tensor:
-    """Return ``count`` permutations of 0 to size - 1, int64, one after the other. They equal the results of
-    ``permutation(size)`` on the generator that begins from ``seed`` (:func:`words`). The generator is not built."""
+    """Return ``count`` permutations of 0 to size - 1, one after the other, as one int64 vector. They equal the results
+    of ``count`` calls of ``permutation(size)`` on the generator that ``seed``, a result of :func:`words`, seeds."""
     import torch
 
     from fastagg.storage import memory
@@ -83,14 +84,14 @@ def permutations(count: int, size: int, seed: bytes) -> torch.Tensor:
 
 
 def integer(seed: int, stream: str, *key: int) -> int:
-    """Return a 31-bit seed for other libraries (torch.manual_seed, scikit-learn's random_state)."""
+    """Return a random seed for another library (torch.manual_seed, scikit-learn's random_state), below 2**31 - 1."""
     return below(2**31 - 1, seed, stream, *key)
 
 
 @contextmanager
 def seeded(seed: int, stream: str, *key: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Seed torch's draws in a ``with`` block, on the CPU and ``devices``. Afterwards torch's generators have their old
-    states."""
+    """Seed torch's draws in a ``with`` block, on the CPU and ``devices``. Afterwards the generators of the CPU and of
+    ``devices`` have their old states."""
     import torch
 
     several = list(devices)

@@ -16,7 +16,7 @@ from fastagg.sim.data.federated import FederatedData
 from fastagg.sim.recipes.sections import Attack
 from fastagg.sim.seeds import generator
 
-_KNOWN = 16  # the number of last honest updates that liars know
+_KNOWN = 16  # liars know at most this number of honest updates: the last ones
 
 # By attack: a function of a liar's own update, honest updates [n, d] and the strength. It returns the update to send.
 _SENDS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
@@ -29,7 +29,7 @@ _STRENGTH = {"sign_flip": 1.0, "scaling": 10.0, "alie": 1.5, "inner_product": 0.
 
 
 def liars_of(attack: Attack, clients: int, seed: int) -> frozenset[int]:
-    """Return the clients that lie, a randomly drawn ``share`` of all clients."""
+    """Return the clients that lie, a randomly drawn ``share`` of all clients. Without an attack, no client lies."""
     drawn = generator(seed, "attack").permutation(clients)[: round(attack.share * clients)]
     return frozenset(drawn.tolist()) if attack.name != "none" else frozenset()
 
@@ -59,7 +59,7 @@ class Liars:
         self._known = deque[Tensor](maxlen=_KNOWN)
 
     def __call__(self, client: int, update: Update) -> Update:
-        """Return the update that the client sends. A liar sends its own update if there is no honest update yet."""
+        """Return what the client sends: ``update``, or from a liar that knows honest updates the attack's update."""
         sends = self._sends
         if sends is None or not self._liars:
             return update

@@ -1,4 +1,4 @@
-"""Trains clients with torch. A client makes SGD steps on its own samples, from the model that it was sent."""
+"""Trains clients with torch. A client makes optimizer steps on its own samples, from the model that it was sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastagg.sim.data.federated import Samples, Score, batches
 from fastagg.sim.recipes.sections import Client
 from fastagg.sim.seeds import permutations, seeded, words
 
-# A client's update: the parameters' differences and the new buffers, by name or as vectors.
+# A client's update: the parameters' differences (or gradients) and the new buffers, by name or as vectors.
 Update = dict[str, torch.Tensor] | ModelState
 # Takes a batch's outputs and labels. Returns the mean loss as a tensor on which `backward()` can be called.
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -27,9 +27,9 @@ Metric = Callable[[torch.Tensor, torch.Tensor], float]
 
 def places(work: Client, size: int, local_steps: int | None, seed: int, *key: int) -> tuple[torch.Tensor, list[int]]:
     """Return the indices of the samples of all mini-batches, one batch after the other, and each batch's length. The
-    client has ``size`` samples.
+    client has ``size`` samples. ``local_steps``: as in Client.steps_of.
 
-    Every epoch has its own order, drawn from (seed, key).
+    Every epoch has its own order of the samples. The orders depend only on (seed, key).
     """
     lengths = work.lengths(size, local_steps)
     index = permutations(-(-sum(lengths) // size), size, words(seed, "batches", *key))
@@ -51,7 +51,7 @@ class Turn:
         version: the version of the model that was sent.
         lr: the recipe's local learning rate, after its decay.
         sent: the weights that were sent, by name. Do not write to them.
-        control: the server's control variate (FedAC), else None.
+        control: the server's control variate (FedAC). Otherwise None, or the same as ``extra``.
         extra: the further arrays that a user's own rule sent, by name.
     """
 
@@ -66,7 +66,7 @@ class Turn:
         self._loss: Loss = cross_entropy if loss is None else loss
 
     def batches(self, data: Samples, steps: int | None = None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield ``steps`` mini-batches. None: the number from the server or the recipe. Each call draws new batches."""
+        """Yield ``steps`` mini-batches, drawn anew at each call. None: the server's number, or else the recipe's."""
         key = (self.client, self.number, self._passes) if self._passes else (self.client, self.number)
         self._passes += 1
         steps = self._task.local_steps if steps is None else steps
@@ -84,7 +84,8 @@ class Turn:
         extra: Callable[[nn.Module], object] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Make the recipe's local steps. ``extra(model)`` is called before each step, and may change ``.grad``."""
+        """Make the local steps of this dispatch. ``extra(model)`` is called in each step before gradients are clipped,
+        and may change ``.grad``. ``optimizer`` None: a new optimizer of the recipe's kind."""
         optimizer = build_optimizer(self._work, model) if optimizer is None else optimizer
         for group in optimizer.param_groups:
             group["lr"] = self.lr
@@ -138,7 +139,7 @@ class LocalTrainer:
     def gradient(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         """Return the mini-batch gradient at ``task.views`` (weight decay included), and the new buffers.
 
-        With one step, ``train`` returns this gradient times ``-lr``, but with the rounding errors of two models.
+        With one SGD step, ``train`` returns this gradient times ``-lr``, but with the rounding errors of two models.
         """
         module = self._module
         module.zero_grad(set_to_none=True)
@@ -155,7 +156,7 @@ class LocalTrainer:
 
 
 def with_flat(update: Update, names: Sequence[str], change: Callable[[torch.Tensor], torch.Tensor]) -> Update:
-    """Return ``update`` with ``change`` applied to its vector. The vector of a dict joins the arrays ``names``."""
+    """Return ``update`` with ``change`` applied to the vector of its parameters. ``names``: their names in a dict."""
     if isinstance(update, ModelState):
         return update._replace(flat=change(update.flat))
     arrays = [update[name] for name in names]
@@ -165,8 +166,8 @@ def with_flat(update: Update, names: Sequence[str], change: Callable[[torch.Tens
 
 
 class DifferenceSender:
-    """Makes the updates of ACE with caches on clients. Such an update is the change of the client's gradient since the
-    client's last update."""
+    """Makes the updates of ACE with caches on clients. A client's first update is its gradient. A later update is the
+    change of the client's gradient since the client's last update."""
 
     def __init__(self, parameters: Iterable[str]) -> None:
         self._names = list(parameters)
@@ -200,8 +201,8 @@ def rated(
 ) -> tuple[float, float]:
     """Return the accuracy (0..1) and the mean cross-entropy of ``model``, a module or another function, over ``test``.
 
-    If the data has a ``score`` function, and ``model`` is a module, this function returns both numbers. ``metric``
-    replaces the accuracy, and ``loss`` the cross-entropy. With ``metric`` or ``loss``, ``score`` is not used.
+    If ``model`` is a module, ``score`` (if not None) returns both numbers. ``metric`` replaces the accuracy, and
+    ``loss`` the cross-entropy. ``score`` is then not used. With fp32 labels and no ``metric``, the accuracy is 0.
     """
     correct, total, outputs = 0, 0.0, []
     with torch.inference_mode():

@@ -17,11 +17,11 @@ from fastagg.storage import memory
 
 
 class UpdateEncoder:
-    """Encodes updates, each with its own seed. With error feedback, the encoder keeps for each client the part of its
-    updates that was not sent."""
+    """Encodes updates, each with its own seed. With error feedback, the encoder keeps the part of each client's updates
+    that was not sent."""
 
     def __init__(self, encoding: Encoding, layout: Layout, seed: int) -> None:
-        """Raise ConfigError if the model has running statistics, because encoded updates have none."""
+        """Raise ConfigError if an encoding is set and the model has running statistics, which no encoding can hold."""
         self._setting, self._layout, self._seed = encoding, layout, seed
         self._feedback: defaultdict[int, ErrorFeedback] = defaultdict(ErrorFeedback)
         self._nbytes: int | None = None

@@ -63,14 +63,14 @@ class FusedTrainer:
             )  # fmt: skip
         except ConfigError as error:
             raise TranslationError(str(error)) from None
-        # Torch's BatchNorm cannot train on one number per channel. A batch of 1x1 images then needs two samples.
+        # Torch's BatchNorm cannot train on one number per channel. So a batch of 1x1 images needs two samples.
         norms = (layer["input"] for layer in self._layers.layers if layer["kind"] == "batch_norm")
         self._needs_two = any(self._layers.shapes[image][1:] == (1, 1) for image in norms)
         self._prove(module, clients)
 
     def _prove(self, module: nn.Module, clients: Sequence[Samples]) -> None:
         """Compare the table with the module on the first batch of a client. If their results differ, try up to two
-        other clients, because rounding alone can change a ReLU near zero. TranslationError: all results differ."""
+        other clients, because rounding alone can change a ReLU near zero. TranslationError: all comparisons fail."""
         tried = [client for client in range(len(clients)) if len(clients[client]) > self._needs_two][:3]
         for client in tried:
             samples = clients[client]
@@ -99,7 +99,8 @@ class FusedTrainer:
         gradient: bool = False,
     ) -> tuple[ModelState, native.Training | None]:  # fmt: skip
         """Begin training in the threads of ``crew``. Return the update and its training. Until the training ends, the
-        update is uninitialized memory. Without ``crew``, the update is complete, and the training is None."""
+        update is uninitialized memory. Without ``crew``, the update is complete, and the training is None.
+        ``gradient``: whether the update is a mini-batch gradient, as in :meth:`gradient`."""
         work, x, y, steps = self._work, samples.x, samples.y, 1 if gradient else task.local_steps
         if self._needs_two and 1 in work.lengths(len(y), steps):
             raise ConfigError(
@@ -131,16 +132,16 @@ class FusedTrainer:
 
 
 class JobTrainer:
-    """Trains jobs, the dispatches of clients. Threads of the extension may train a job from its dispatch on. If the
-    training of an update has not begun when it is due, the calling thread trains it.
+    """Trains jobs, the dispatches of clients. Threads of the extension may train a job from its dispatch on. If no
+    thread has begun a job when its update is due, the calling thread trains the job.
 
-    An update does not depend on the time of its training. The simulation keeps the state of clients between their
-    dispatches (``DifferenceSender``).
+    An update does not depend on the time of its training, because a JobTrainer keeps no state of clients.
 
     Args:
         trainer: with ``threads`` above 0 it must be a FusedTrainer.
+        gradients: whether updates are gradients, not differences of parameters.
         threads: the number of threads besides the caller's.
-        limit: the number of jobs that may be trained before they are due.
+        limit: how many of the jobs that are due next may be trained early. At most twice as many updates are kept.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class JobTrainer:
         return self._trainer.begin(job.task, samples, job.client, job.number, self._crew, self._gradients)
 
     def forget(self, clients: Collection[int]) -> None:
-        """Drop the updates of these clients. They will not be received."""
+        """Drop the updates of these clients, which will not be received."""
         self.out = {key: begun for key, begun in self.out.items() if key[0] not in clients}
 
     def close(self) -> None:

@@ -31,16 +31,16 @@ class UserFunctions:
         train: ``train(model, data, task, state) -> (update, state)``. ``model`` has the weights that were sent.
             ``data`` is the client's :class:`~fastagg.sim.data.federated.Samples`. ``task`` is a
             :class:`~fastagg.sim.clients.client.Turn`. ``state`` is the state that this client returned last, at first
-            None. States have numbers, text, tensors, and lists, tuples and dicts of these. Runs save all states.
-            ``update`` is like ``task.delta(model)``. Parameters that are left out do not change, and cost no bytes.
+            None. States have numbers, text, tensors, and lists, tuples and dicts of these. Checkpoints hold all states.
+            ``update`` is like ``task.delta(model)``. A parameter that is left out does not change, and costs no bytes.
             If a rule of your own takes further tensors, return ``(update, state, extra)``, with these tensors by name
             in ``extra``. ``task.extra`` has the tensors that the rule sent.
             Torch's random numbers are seeded. Clients train one after the other in the run's own process.
         loss: ``loss(outputs, labels)`` returns the mean loss of a batch. Labels may then also be fp32.
         metric: ``metric(outputs, labels) -> float`` rates a whole test set, in place of the accuracy. Larger is better.
         change: ``change(update, task) -> update`` changes every update before it is sent, for attacks, noise and
-            compression. An update is a dict of arrays by name. Returned arrays may be fp32, fp16, bf16 or sparse. The
-            function may also return ``(update, bytes)``. Otherwise the number of bytes is that of the arrays.
+            compression. An update is a dict of tensors by name. Returned tensors may be fp32, fp16, bf16 or sparse. The
+            function may also return ``(update, bytes)``. Otherwise the number of bytes is that of the tensors.
         personal: ``personal(model, state)`` turns the server's model into a client's own model, in place, before the
             client is tested on its own samples. Only clients that have a state get a model of their own.
     """
@@ -76,7 +76,7 @@ class OwnTrainer(LocalTrainer):
     def train(self, task: Dispatch, samples: Samples, client: int, number: int) -> Update:
         with self.turn(task, client, number) as turn:
             answer = self._train(self._module, samples, turn, self.states.get(client))
-        for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # undo changes of the user
+        for parameter, trains in zip(self._module.parameters(), self._trains, strict=True):  # undo own.train's changes
             parameter.requires_grad_(trains)
             parameter.grad = None
         if not isinstance(answer, tuple) or len(answer) not in (2, 3):
@@ -91,14 +91,14 @@ class OwnTrainer(LocalTrainer):
 
 
 def arrays(update: object, where: str) -> dict[str, Tensor]:
-    """Return an update without its autograd graph. ConfigError: the update is not a dict of tensors by name."""
+    """Return ``update`` without its autograd graph. ConfigError at ``where``: it is not a dict of tensors by name."""
     if isinstance(update, Mapping) and all(isinstance(array, Tensor) for array in update.values()):
         return {name: array.detach() for name, array in update.items()}
     raise ConfigError(f"{where}: expected an update, a dict of tensors by name, got a {type(update).__name__}")
 
 
 def _kept(state: object) -> Any:
-    """Return a copy of a client's state, which later training does not change. ConfigError: it cannot be saved."""
+    """Return a copy of a client's state that later training does not change. ConfigError: the state cannot be saved."""
     if isinstance(state, Tensor):
         return state.detach().clone()
     if isinstance(state, Mapping):
@@ -114,7 +114,7 @@ def _kept(state: object) -> Any:
 
 
 class UpdatePreparer:
-    """Prepares updates for the server: calls ``own.change``, counts the bytes, and adds zeros for missing arrays."""
+    """Prepares updates for the server: calls ``own.change``, counts bytes, and sets elements that are left out to 0."""
 
     def __init__(self, module: nn.Module, layout: Layout, work: Client, seed: int, own: UserFunctions) -> None:
         self._layout, self._work, self._seed, self._own = layout, work, seed, own

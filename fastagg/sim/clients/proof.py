@@ -12,15 +12,15 @@ from fastagg._build import native
 from fastagg.sim.clients.translate import TranslationError
 from fastagg.storage import memory
 
-SAMPLES = 8  # how many samples of a batch the comparison uses
+SAMPLES = 8  # the comparison uses at most this number of a batch's samples
 Facts = dict[str, Tensor]  # results by name: outputs, running statistics and gradients
 
 
 def prove(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> None:
     """Raise TranslationError unless ``table`` and ``module`` give the same results for one batch, up to rounding.
 
-    The results are the outputs in evaluation mode, the gradients, and the running statistics after a training pass.
-    They are computed with a slightly changed copy of the module's weights, because weights of zero would hide errors.
+    The results are the outputs in evaluation mode, the gradients, and the running statistics after a training pass. All
+    results are computed with slightly changed copies of the weights, because weights of zero would hide errors.
 
     Args:
         x: the inputs of the batch, fp32 [samples, *shape].
@@ -35,7 +35,7 @@ def prove(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> None:
         by_table, rough = _by_table(module, table, x, y), _by_torch(deepcopy(module), x, y)
         if all(_agree(by_table[name], rough[name], rough[name]) for name in by_table):
             return
-        exact = _by_torch(deepcopy(module).double(), x.double(), y)  # last, because fp64 is several times slower
+        exact = _by_torch(deepcopy(module).double(), x.double(), y)  # only now, because fp64 is several times slower
     except Exception as error:  # a user's module may raise anything
         raise TranslationError(f"torch cannot train it on a first batch ({type(error).__name__}: {error})") from error
     for name in by_table:
@@ -46,7 +46,7 @@ def prove(module: nn.Module, table: native.Table, x: Tensor, y: Tensor) -> None:
 
 def _agree(by_table: Tensor, exact: Tensor, rough: Tensor) -> bool:
     """Return whether ``by_table`` is as close to ``exact`` as fp32 allows. The tolerance grows with the error of
-    ``rough``, torch's fp32 result. For example, a bias before BatchNorm has the gradient 0, except for rounding."""
+    ``rough``, torch's fp32 result. Otherwise gradients that are 0 except for rounding would differ too much."""
     exact = exact.flatten().double()
     away, of_torch = (float((each.double().flatten() - exact).norm()) for each in (by_table, rough))
     return away <= 1e-3 * float(exact.norm()) + 30 * of_torch + 1e-7

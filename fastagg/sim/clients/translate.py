@@ -1,7 +1,7 @@
 """Translates networks to tables of layers, which the compiled extension trains (csrc/train).
 
-A user's class of modules may set ``fused = True``. Its ``forward`` must then do the same at every call, because the
-method is traced once. :mod:`fastagg.sim.clients.proof` compares each table with its module before the table is used.
+A module of a user's class is translated only if the class sets ``fused = True``. Its ``forward`` is traced once, so it
+must do the same at every call. :mod:`fastagg.sim.clients.proof` compares each table with its module before use.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LayerTable:
     Attributes:
         shape: the shape of an input, as (channels, height, width).
         layers: a dict for each layer.
-        shapes: the shapes of the images. The output of layer i (from 0) is image i + 1.
-        counters: the number of BatchNorm's counters of batches in the module.
+        shapes: the shapes of the images. Image 0 is the input. The output of layer i (from 0) is image i + 1.
+        counters: how many buffers of the module count batches (``num_batches_tracked`` of BatchNorm).
 
     Raises:
         TranslationError: the table has no layer for a part of the module.
@@ -103,8 +103,8 @@ class LayerTable:
                 values[node] = self._add(node, module, [values[arg] for arg in inputs], alone)
 
     def _add(self, node: fx.Node, module: nn.Module, inputs: list[Value], alone: bool) -> Value:
-        """Add the layer of a node. ``alone``: whether no other node reads the memory of the first input, so that this
-        memory may be overwritten."""
+        """Add the layer of a node, and return the node's value. ``inputs``: the values of the node's arguments.
+        ``alone``: whether no other node reads the memory of the first input, so that it may be overwritten."""
         known, layer = dict(node.kwargs), _layer(node, module)
         in_place = node.target is operator.iadd or bool(known.pop("inplace", False))
         if layer is not None:
@@ -131,8 +131,8 @@ class LayerTable:
         return Value(len(self.layers), source.vector)
 
     def _relu(self, source: Value, alone: bool) -> Value:
-        """Let the layer of ``source`` apply the ReLU, if that is the last layer so far and no other layer reads
-        its output. Otherwise add a layer."""
+        """Let the layer of ``source`` apply the ReLU if this layer is the last so far, has no ReLU yet, and no other
+        layer reads its output. Otherwise add a layer."""
         if alone and source.image == len(self.layers) and not self.layers[-1].get("relu"):
             self.layers[-1]["relu"] = True
             return source
@@ -257,11 +257,11 @@ _MODULES: dict[type[nn.Module], Reader] = {
     nn.BatchNorm1d: LayerTable.batch_norm,
     nn.BatchNorm2d: LayerTable.batch_norm,
     nn.GroupNorm: LayerTable.group_norm,
-    nn.ReLU: LayerTable.identity,  # never called: `_add` calls `_relu` for nn.ReLU
+    nn.ReLU: LayerTable.identity,  # not used inside a network: `_add` calls `_relu` for nn.ReLU
     nn.MaxPool2d: LayerTable.max_pool,
     nn.AvgPool2d: LayerTable.mean_pool,
     nn.AdaptiveAvgPool2d: LayerTable.whole_pool,
     nn.Flatten: LayerTable.flatten,
     nn.Identity: LayerTable.identity,
 }
-_KNOWN = {nn.Sequential, nn.ModuleList, nn.ModuleDict, *_MODULES}  # forward does the same at every call
+_KNOWN = {nn.Sequential, nn.ModuleList, nn.ModuleDict, *_MODULES}  # modules that do the same at every call

@@ -1,6 +1,6 @@
-"""The schedule for delays in server versions. The update that arrives at version t was trained on version t - tau.
+"""The schedule for delays in server versions. The delays tau come from delays.VersionDelay.
 
-The delays tau come from delays.VersionDelay. One update arrives per unit of virtual time.
+One update arrives per unit of virtual time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 
 class VersionSchedule:
-    """Every update comes from a uniformly drawn client, and was trained on version t - tau.
+    """An update that arrives at version t was trained on version t - tau, if a client has an open task of this version.
 
     Every version is sent to every client. The schedule keeps the tasks of the last ``longest + 1`` versions, where
-    ``longest`` is the largest tau. These tasks share memory with the server. For each arrival, an order of clients and
-    a tau are drawn. The first client of the order answers its task of version t - tau (version 0 while t < tau). A task
-    is answered only once. If the client has already answered this task, the next client of the order answers its own
-    task of this version. If all clients have answered the version, the nearest newer version is used.
+    ``longest`` is the largest tau. These tasks share memory with the server. For each arrival, a uniformly random order
+    of the clients and a tau are drawn. The first client of the order with an open task of version t - tau (version 0
+    while t < tau) answers this task. If no client has an open task of this version, the nearest newer version is used.
     """
 
     unit, classes = "update", None
@@ -41,8 +40,8 @@ class VersionSchedule:
         self._updates: Counter[int] = Counter()
         self._gone: set[int] = set()
         self._tasks: dict[int, dict[int, Dispatch]] = {}  # version -> client -> the client's open task
-        # Most tasks are never answered, and the server keeps them. So the clients take turns in dropping all their open
-        # tasks, each client about once in 4 * (longest + 1) versions. This limits how many tasks the server keeps.
+        # Most tasks are never answered, and the server keeps open tasks. So the clients drop all their open tasks in
+        # turn, one client every `_turn` versions. This limits how many tasks the server keeps.
         self._turn = -(-4 * (self._longest + 1) // clients)
 
     @property
@@ -67,7 +66,7 @@ class VersionSchedule:
         tau = self._tau(arrival)
         versions = [self._tasks.get(version, {}) for version in range(max(0, current - tau), current + 1)]
         open_tasks = ((client, tasks.pop(client)) for tasks in versions for client in order if client in tasks)
-        # If all clients have answered all their tasks, the current version is sent once more.
+        # If there is no open task of these versions, the current version is sent once more, to the first client.
         client, task = next(open_tasks, None) or (order[0], self._server.dispatch(order[0], format=self._format))
         self._updates[client] += 1
         return Job(client, self._updates[client] - 1, task)

@@ -1,10 +1,10 @@
-"""The delay laws: how long a client's task takes in virtual time. Each law is a class.
+"""The delay laws: how long a client's task takes, in virtual time or in server versions. Each law is a class.
 
 A class has everything about its law: the name, the keys in a recipe with their checks, the formula (docstring), and the
 function that draws. Recipes, runs and pages take all laws from LAWS. To add a law, add a class to this module and a
 line to the test of formulas (tests/sim/test_delays.py). The test fails if a class is incomplete.
 
-Draws are keyed by (seed, client, number of the task), see seeds.py. Importing this module imports no torch.
+Draws for tasks are keyed by (seed, client, number of the task), see seeds.py. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LAWS: dict[str, type[Delay]] = {}  # the laws by their names in recipes
 class Population(NamedTuple):
     """The clients of a run, for a delay law.
 
-    ``sizes``: each client's number of samples. ``folder``: the folder of the data, which may have a law's file.
-    ``function``: the user's own law. ``history``: the clients' history, for the user's own law.
+    ``sizes``: each client's number of samples. ``seed``: the run's seed. ``folder``: the folder of the data, which may
+    have a law's file. ``function``: the user's own law. ``history``: the clients' history, for the user's own law.
     """
 
     sizes: Sequence[int]
@@ -62,11 +62,13 @@ class Delay(Section):
 class TimedDelay(Delay):
     """The settings of every delay law in virtual time.
 
-    ``steps``: the number of local steps to which the law's times refer. A task of K steps takes K / steps of the time.
-    ``speed``: bytes per unit of time from the server to a client. ``up``: bytes per unit of time from a client to the
-    server. None: sending takes no time. ``jitter``: the standard deviation of a random factor of the sending time, with
-    mean 1. ``suspension``: the probability that a client hangs before it trains, for at most the longest training so
-    far. ``counting``: with "authors" the model is sent when a buffer is full, not after each answer (FADAS).
+    ``steps``: the number of local steps to which the law's times refer. A task of K steps takes K / steps of the law's
+    time. None: the number of steps has no effect. ``speed``: bytes per unit of time from the server to a client.
+    ``up``: bytes per unit of time from a client to the server. None: sending takes no time. ``jitter``: a sending time
+    is multiplied by a normal random number with mean 1 and this standard deviation, or by 0 if the number is negative.
+    ``suspension``: the probability that a client hangs before it trains. A hang takes at most as long as the longest
+    training so far. ``counting``: with "arrival" the model is sent after each answer, with "authors" (FADAS) only when
+    its version has changed or no task is open.
     """
 
     steps: PositiveInt | None = None
@@ -92,7 +94,8 @@ class TimedDelay(Delay):
 
 
 class ClassDelay(TimedDelay):
-    """Each client has a class. The time of a task is uniform in the range (low, high) of this class in ``table``."""
+    """Each client has a class: small, medium or large. The time of a task is uniform in the range of this class.
+    ``tables`` has the ranges (low, high) of the three classes in this order. ``table`` selects one of the tables."""
 
     unit: ClassVar[str] = "10 s"
     tables: ClassVar[dict[str, tuple[tuple[float, float], ...]]]
@@ -110,12 +113,13 @@ class ClassDelay(TimedDelay):
 
 
 class ThreeClassDelay(ClassDelay):
-    """Delays of FADAS' Table 1. A client is in the class small, medium or large. The time of a task is uniform in the
-    range of this class. ``table``: "large" or "mild".
+    """Delays of FADAS' Table 1, in units of 10 s. With ``table`` "large", times in the classes small, medium and large
+    are 1 to 2, 3 to 5, and 50 to 80. With "mild", times in the class large are 5 to 8.
 
-    The largest part of a draw from Dirichlet([3g, 2g, g]) is the client's class, with g = ``gamma``. A smaller
-    ``gamma`` puts more clients into the class large. With gamma 1 and seeds 0 to 19, this class has 1 to 10 of 50
-    clients. ``counts``: the numbers of clients in the classes, in place of ``gamma``. The seed chooses the clients.
+    For each client, shares of small, medium and large are drawn from Dirichlet([3g, 2g, g]), with g = ``gamma``. The
+    client gets the class with the largest share. A smaller ``gamma`` puts more clients into the class large. With gamma
+    1 and seeds 0 to 19, this class has 1 to 10 of 50 clients. ``counts``: the numbers of small, medium and large
+    clients, in place of ``gamma``. The clients of each class are then chosen at random.
     """
 
     name: Literal["three-class"]
@@ -146,13 +150,13 @@ class ThreeClassDelay(ClassDelay):
 
 
 class SizeTiedDelay(ClassDelay):
-    """Delays of FedEcho's Table 1. Clients with many samples are slow, and a tenth of the clients is very slow. A
-    ``gamma`` above 0 makes this dependence weaker.
+    """Delays of FedEcho's Table 1. Clients with more samples are in slower classes. A larger ``gamma`` makes this
+    dependence weaker. ``table``: as in ThreeClassDelay, but with "mild", times in the class large are 10 to 20.
 
     The paper says that the class depends on the number of samples, more strongly for a smaller ``gamma``, and that at
-    most 10% of the clients are long. The formula is this package's choice. Clients are sorted by ``rank/n + gamma*u``,
-    where rank is the place by the number of samples and u is uniform in 0..1. The last tenth of the n clients, rounded
-    down, is long. Of the others three in five are short, as in the means of FADAS' Dirichlet draws.
+    most 10% of the clients are in the class large. The formula is this package's choice. The n clients are sorted by
+    ``rank/n + gamma*u``, where rank is a client's place by the number of samples, and u is uniform in 0..1. The last
+    tenth, rounded down, is the class large. Of the others, the first three fifths are small, and the rest medium.
     """
 
     name: Literal["size-tied"]
@@ -176,8 +180,8 @@ class DrawnDelay(TimedDelay):
     """The time of every task is drawn from a distribution with the client's mean.
 
     ``mean``: the mean of the clients' means (the ACE paper's beta: 1, 5, 20 or 30). The clients' means are lognormal.
-    ``spread``: the standard deviation of their logarithms. With a ``spread`` of 0 all clients have the same mean, so
-    another ``mean`` only changes the unit of time.
+    ``spread``: the standard deviation of the logarithms of the clients' means. With a ``spread`` of 0 all clients have
+    the same mean, so another ``mean`` only changes the unit of time.
     """
 
     unit: ClassVar[str] = "time unit"
@@ -206,7 +210,7 @@ class DrawnDelay(TimedDelay):
 
 
 class ExponentialDelay(DrawnDelay):
-    """P(time > t) = exp(-t / mean)."""
+    """P(time > t) = exp(-t / mean), with the client's mean."""
 
     name: Literal["exponential"]
 
@@ -215,7 +219,7 @@ class ExponentialDelay(DrawnDelay):
 
 
 class LognormalDelay(DrawnDelay):
-    """The logarithm of a time is normal with the standard deviation ``sigma``."""
+    """The logarithm of a time is normal with the standard deviation ``sigma``. The times have the client's mean."""
 
     name: Literal["lognormal"]
     sigma: PositiveFloat = 1.0
@@ -225,7 +229,7 @@ class LognormalDelay(DrawnDelay):
 
 
 class ParetoDelay(DrawnDelay):
-    """P(time > t) = (a / t)**shape for t above a = mean * (shape - 1) / shape. The exponent ``shape`` is above 1."""
+    """P(time > t) = (a / t)**``shape`` for t above a = mean * (shape - 1) / shape, with the client's mean."""
 
     name: Literal["pareto"]
     shape: float = Field(2.5, gt=1)
@@ -239,10 +243,10 @@ class MeasuredDelay(TimedDelay):
 
     If the file's clients are named 0 to n - 1, and the run has n clients, client i has the times of the file's client
     i. Otherwise each client has the times of one client of the file. The file's clients are chosen evenly in the order
-    of their mean times, so that the run has the file's proportion of slow and fast clients.
+    of their mean times without the first time, so that the run has the file's proportion of slow and fast clients.
 
     A client's first task takes the first time, because a real client then loads its libraries and its data. Each later
-    task takes one of the later times, drawn at random.
+    task takes one of the later times, drawn at random. If there is only one time, all tasks take this time.
     """
 
     unit: ClassVar[str] = "1 s"
@@ -266,8 +270,8 @@ class MeasuredDelay(TimedDelay):
 
 
 def read_times(path: Any) -> dict[str, list[float]]:
-    """Read a file for MeasuredDelay. Return each client's times, in the order of dispatch. DataError: a line of the
-    file is invalid."""
+    """Read a file for MeasuredDelay. Return each client's times in seconds, in the order of dispatch. DataError: the
+    file cannot be read, or a line is invalid."""
     from fastagg.server.watching import TIMES
 
     spans = intervals(path, "delays", TIMES, what=", answered after it was dispatched")
@@ -300,8 +304,9 @@ class OwnDelay(TimedDelay, OpenSection):
 
 class VersionDelay(Delay):
     """An update that arrives at version t was trained on version t - tau. With ``tau_max``, tau is uniform in
-    0..``tau_max``, both included (FedAsync). With ``mean``, tau is exponential (ACE), cut at five times the mean before
-    the cut. ``mean`` is the mean after the cut. tau is then randomly rounded up or down, which keeps the mean.
+    0..``tau_max``, both included (FedAsync). With ``mean``, tau is exponential (ACE). Draws above five times the mean
+    of the exponential distribution are lowered to this limit. ``mean`` is the mean after this change. tau is then
+    randomly rounded up or down, which keeps the mean.
 
     The ACE paper's beta, the mean, has an effect only if delays are in versions. With exponential *times* and the same
     mean for all clients, another mean would only change the unit of time.
@@ -323,7 +328,7 @@ class VersionDelay(Delay):
         if self.mean is None:
             longest = self.tau_max or 0
             return longest, lambda arrival: below(longest + 1, seed, "tau", arrival)
-        scale = self.mean / -math.expm1(-5)  # the mean before the cut, which lowers a mean by the share e^-5
+        scale = self.mean / -math.expm1(-5)  # the mean without the limit 5 * scale, which lowers it by the share e^-5
 
         def tau(arrival: int) -> int:
             rng = generator(seed, "tau", arrival)
@@ -342,9 +347,9 @@ class Times:
     """Computes the times of a run's tasks from a law and the settings that every law has (:class:`TimedDelay`).
 
     The time of a hang is uniform from 0 to the longest training so far, without hangs. The AsyncFedED paper (B.2) says
-    "its maximum hang time is the longest local training time". The uniform distribution is this package's choice. So
-    the times of tasks depend on the order of dispatches, which is the same whenever a run is repeated. The random
-    factor of a sending time is normal, as in the paper. It has mean 1, and values below 0 are replaced by 0.
+    "its maximum hang time is the longest local training time". The uniform distribution is this package's choice. With
+    hangs, the times of tasks depend on the order of dispatches, which is the same whenever a run is repeated. The
+    random factor of a sending time is normal with mean 1, as in the paper. Values below 0 are replaced by 0.
     """
 
     def __init__(self, law: TimedDelay, population: Population) -> None:
@@ -353,7 +358,7 @@ class Times:
         self._longest = 0.0
 
     def duration(self, client: int, number: int, steps: int = 1) -> float:
-        """Return the time of the ``number``-th task (from 0) of a client, with this number of local steps."""
+        """Return the time of a client's ``number``-th task (from 0) with ``steps`` local steps, without sending."""
         training = self._durations(client, number, steps)
         if self._law.steps is not None:
             training = training * steps / self._law.steps

@@ -2,10 +2,11 @@
 
 A :class:`ClientPool` has these members:
 
-room                       the number of further clients that may get the model now
+room                       the number of further clients that may train at the same time
 soonest(now) -> float      returns the first time at which an idle client may get the model; infinite: never
 draw(now) -> int           returns the client that gets the model at the time ``now``
-back(client)               makes the client idle, because it has answered
+back(client, rests=)       makes the client idle, because it has answered; ``rests``: only after the next ``wake``
+wake()                     makes the resting clients idle, because there is a new version
 drop(gone, flying)         removes the clients ``gone``, which never answer again; ``flying`` of them are training
 
 A sampling rule chooses among the idle clients. It has two methods:
@@ -14,7 +15,7 @@ A sampling rule chooses among the idle clients. It has two methods:
     opens(client, now) -> float         returns the first time from ``now`` on at which the client may get the model;
                                         infinite: never
 
-Draws are keyed by (seed, arrival), see seeds.py.
+``arrival`` counts the choices of a run from 0. Draws are keyed by (seed, arrival), see seeds.py.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class AvailabilitySampling(UniformSampling):
 
     def opens(self, client: int, now: float) -> float:
         begins, ends, period = self._begins[client], self._ends[client], self._period
-        # The sum of `past` and a begin may be rounded down. The small addition makes the client available then, too.
+        # A returned time may be rounded down. The addition to `now` makes the client available at this time, too.
         place = now + 4 * math.ulp(max(now, period or 0.0, *ends[-1:]))
         past, place = (0.0, place) if period is None else (place - place % period, place % period)
         at = bisect_right(begins, place)
@@ -102,7 +103,8 @@ def read_traces(path: Path, clients: int, seed: int, period: float | None) -> li
 
     If the file's clients are named 0 to n - 1, and the run has n clients, client i has the times of the file's client
     i. Otherwise each client has the times of a randomly drawn client of the file. The file's clients are used equally
-    often. DataError: a line is invalid, or the file has no line. The message has the invalid line.
+    often, up to one. ``period``: the latest end. None: there is no latest end. DataError: a line is invalid, or the
+    file has no line. The message has the invalid line.
     """
     until = "" if period is None else f" of at most participation.period, {period:g}"
     traces = intervals(
@@ -129,12 +131,11 @@ def _joined(trace: Sequence[tuple[float, float]]) -> tuple[list[float], list[flo
 
 
 class ClientPool:
-    """Chooses the clients that get the model. ``concurrency`` (M_c) clients train at once. After each arrival ``rule``
-    draws an idle client, which gets the model.
+    """Chooses the clients that get the model. At most ``concurrency`` (M_c) clients train at the same time. After each
+    arrival ``rule`` draws an idle client, which gets the model. The default rule is UniformSampling.
 
     A client that has just answered is idle, and can be drawn again (FedBuff, FADAS, CA2FL, FedEcho). Without
-    ``concurrency`` all clients train all the time. A client then gets the new model when it answers (ACE, AsyncFedED),
-    or as soon as it is available.
+    ``concurrency`` a client gets the new model when it answers (ACE, AsyncFedED), or as soon as it is available.
     """
 
     def __init__(self, clients: int, concurrency: int | None, seed: int, rule: UniformSampling | None = None) -> None:
@@ -143,7 +144,7 @@ class ClientPool:
         self._idle = list(range(clients))
         self._first: list[int] = []
         self._resting: list[int] = []
-        if type(self._rule) is UniformSampling:  # the first clients come from one order, not from draws
+        if type(self._rule) is UniformSampling:  # the first clients come from one order, not from the rule's draws
             order = self._idle if concurrency is None else generator(seed, "participation-start").permutation(clients)
             self._idle = [int(client) for client in order]
             self._first = self._idle[: self.room][::-1]
@@ -164,17 +165,15 @@ class ClientPool:
         else:
             ready = [slot for slot, client in enumerate(self._idle) if self._rule.opens(client, now) <= now]
             slot = ready[self._rule.choose([self._idle[slot] for slot in ready], now, self._arrivals - 1)]
-        # Exchanging the client with the last one makes its removal O(1).
+        # Exchanging the client with the last client of the list makes the client's removal O(1).
         self._idle[slot], self._idle[-1] = self._idle[-1], self._idle[slot]
         return self._idle.pop()
 
     def back(self, client: int, *, rests: bool = False) -> None:
-        """Note that a client has answered. ``rests``: whether the client must not be drawn before :meth:`wake`."""
         (self._resting if rests else self._idle).append(client)
         self.room += 1
 
     def wake(self) -> None:
-        """Note that there is a new version, so that resting clients can be drawn again."""
         self._idle += self._resting
         self._resting.clear()
 

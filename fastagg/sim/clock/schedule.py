@@ -8,12 +8,12 @@ A schedule gives the run's loop one ``Job`` at a time:
     job = schedule.next()     returns the job whose update arrives now, at the virtual time ``schedule.now``
     schedule.arrived(job)     makes the dispatches after this arrival. Call it after ``server.receive``.
 
-    schedule.drop(clients)    removes clients. These clients never answer again, not even their open tasks.
+    schedule.drop(clients)    removes clients. They do not answer again, except in the current synchronous round.
 
 ``state_dict`` returns the schedule as plain data and tensors. A new schedule for the same config and the loaded server
 continues from this state instead of calling ``start``.
 
-A Job holds the immutable snapshot of the model that the client was sent. So a job can be trained at any moment between
+A Job holds an immutable snapshot of the model that the client was sent. So a job can be trained at any moment between
 its dispatch and its arrival (clients/fused.py).
 """
 
@@ -43,14 +43,13 @@ MOST_WAITS = 10_000  # the most times that a round's start is moved until enough
 
 # Takes a client and its task. Returns the number of local steps that the client makes.
 LocalSteps = Callable[[int, Dispatch], int]
-# Takes a job. Returns the bytes of its model and of its update.
+# Takes a job. Returns the number of bytes of the job's model, and the number of bytes of its update.
 SentBytes = Callable[["Job"], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One dispatch. ``number`` counts the dispatches of ``client`` from 0, and is a key of the client's random
-    draws."""
+    """One dispatch. ``number`` counts the jobs of ``client`` from 0, and is in the key of the client's random draws."""
 
     client: int
     number: int
@@ -90,12 +89,12 @@ class VirtualClock:
         return due
 
     def next(self) -> Job:
-        """Take the next job out and move ``now`` to its time. IndexError if nothing is scheduled."""
+        """Take the next job out and move ``now`` to the job's time. IndexError: nothing is scheduled."""
         self.now, _, job = heapq.heappop(self._heap)
         return job
 
     def next_time(self) -> float:
-        """Return the time of the next job. IndexError if nothing is scheduled."""
+        """Return the time of the next job. IndexError: nothing is scheduled."""
         return self._heap[0][0]
 
     def in_flight(self) -> list[Job]:
@@ -103,7 +102,8 @@ class VirtualClock:
 
 
 class TaskClock(VirtualClock):
-    """Base of the schedules in virtual time. Tasks take as long as ``delays`` say."""
+    """Base of the schedules in virtual time. ``delays`` has the times of tasks. ``steps`` returns a task's number of
+    local steps. ``sent`` returns a job's bytes. ``format``: the encoding of sent models. None: no encoding."""
 
     def __init__(
         self, server: Server, delays: Times, steps: LocalSteps, sent: SentBytes, format: Download | None,
@@ -146,9 +146,9 @@ class TaskClock(VirtualClock):
 class TimedSchedule(TaskClock):
     """An asynchronous run. The delay law says how long a task takes. ``participation`` chooses the next client.
 
-    With ``at_flush`` the model is sent only when its version changes, to as many clients as have arrived since the last
-    change. Without ``at_flush`` the next client gets the model after each arrival. Unless the arrival completes a step,
-    this model is one version older than with ``at_flush``, so delays are larger by one.
+    With ``at_flush`` the model is sent only when its version changes or no task is open, to as many clients as have
+    answered since the last sending. Without ``at_flush`` the next client gets the model after each arrival. Unless the
+    arrival completes a step, this model is one version older than with ``at_flush``, so delays are larger by one.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class TimedSchedule(TaskClock):
     ) -> None:  # fmt: skip
         super().__init__(server, delays, steps, sent, format, history)
         self._at_flush = at_flush
-        self._owed: list[int] = []  # with ``at_flush``: the clients that have arrived since the version changed
+        self._owed: list[int] = []  # with ``at_flush``: the clients that have answered since the model was last sent
         self._sent = server.version
         self._participation = participation
         # A client with this many answers in the current step gets the model only after the step.
@@ -223,8 +223,9 @@ class RoundSchedule(TaskClock):
     """Synchronous rounds of ``per_round`` clients, drawn by ``rule``. All updates of a round arrive when its slowest
     client has finished.
 
-    The next round starts at this time, or later, when ``per_round`` clients are available. Draws of clients are keyed
-    by (seed, round). Durations are drawn as in asynchronous runs, so virtual times of both can be compared.
+    The next round starts at this time, or as soon afterwards as ``per_round`` clients are available at the same time.
+    With the default rule, UniformSampling, draws of clients are keyed by (seed, round). Durations are drawn as in
+    asynchronous runs, so that virtual times of synchronous and asynchronous runs can be compared.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ class RoundSchedule(TaskClock):
         self._rounds += 1
 
     def _begins(self, here: list[int]) -> float:
-        """Return the first time at which ``per_round`` clients are available at once."""
+        """Return the first time at which ``per_round`` of the clients ``here`` are available at the same time."""
         now = self.now
         for _ in range(MOST_WAITS):
             soon = sorted(self._rule.opens(client, now) for client in here)[self._per_round - 1]
@@ -259,7 +260,7 @@ class RoundSchedule(TaskClock):
         raise ConfigError(f"after the virtual time {self.now:g} {self._per_round} clients are never available at once")
 
     def _drawn(self, here: list[int], now: float) -> list[int]:
-        if type(self._rule) is UniformSampling:  # the first clients in an order that is drawn for each round
+        if type(self._rule) is UniformSampling:  # return the first clients of an order that is drawn for each round
             order = generator(self._seed, "round", self._rounds).permutation(self._clients)
             return [client for client in map(int, order) if client not in self._gone][: self._per_round]
         ready = [client for client in here if self._rule.opens(client, now) <= now]
@@ -271,7 +272,7 @@ class RoundSchedule(TaskClock):
             self.start()
 
     def drop(self, clients: Collection[int]) -> None:
-        self._gone = set(clients)  # the clients still answer in the current round, which would otherwise never end
+        self._gone = set(clients)  # these clients still answer in the current round, which would otherwise never end
 
     def state_dict(self) -> State:
         return super().state_dict() | {"rounds": self._rounds, "gone": sorted(self._gone)}

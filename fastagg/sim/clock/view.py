@@ -1,7 +1,7 @@
 """Gives a user's own functions the virtual time, the server's version, and each client's history.
 
-A delay law or a sampling rule with an argument ``view`` gets a :class:`View`. A server's rule names the fields that it
-needs in ``takes``. The rule gets the values of these fields as numbers, because the server's log records them.
+A delay law or a sampling rule with an argument ``view`` gets a :class:`View`. A server's rule lists the names of fields
+in ``takes``. The rule gets only the values of these fields, because the server's log records everything that it gets.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class View:
 
 
 class History:
-    """The history of all clients. Only each client's last task and answer are kept, so memory does not grow in time."""
+    """Keeps each client's last task and last answer, and no others. ``sizes``: each client's number of samples."""
 
     def __init__(self, server: Server, sizes: Sequence[int]) -> None:
         self._server, self._sizes, self._clients = server, sizes, dict[int, ClientView]()
@@ -70,7 +70,7 @@ class History:
         return self._clients.get(client) or ClientView(client, self._sizes[client])
 
     def view(self, time: float | None = None, client: int | None = None) -> View:
-        """Return the view of ``client`` at ``time``. If ``time`` is None, use the time of the client's last task."""
+        """Return the view of ``client`` (None: of no client) at ``time`` (None: the time of the client's last task)."""
         own = None if client is None else self.of(client)
         time = own.sent if time is None and own is not None else time
         return View(time or 0.0, self._server.version, own, self)
@@ -80,7 +80,7 @@ class History:
         self._clients[client] = replace(own, tasks=own.tasks + 1, sent=time)
 
     def last(self, client: int, duration: float) -> None:
-        """Record the duration of a client's last task. In rounds, the answer may arrive later than after this time."""
+        """Record the duration of a client's last task. In a round, the answer arrives with the slowest client's."""
         self._takes[client] = duration
 
     def answer(self, client: int, time: float, version: int, delay: int, extra: Mapping[str, Tensor] | None) -> None:
@@ -93,9 +93,9 @@ class History:
     def facts(
         self, takes: Collection[str], client: int, time: float, start: int, sent: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """Return the values that a server's rule ``takes``, for an answer to a task of version ``start``. Each is a
-        tensor that the client ``sent``, or the field of the view with this name. An unknown value is 0. ``duration``
-        and ``delay`` are those of this answer."""
+        """Return the values that a server's rule ``takes``, for an answer to a task of version ``start``. A value is a
+        tensor that the client ``sent``, or the field of View or ClientView with this name. ``arrived``, ``duration``
+        and ``delay`` are those of this answer. ``version`` is the server's. A value of None becomes 0."""
         view = self.view(time, client)
         known: dict[str, Any] = {own.name: getattr(view.client, own.name) for own in fields(ClientView)}
         known |= {"time": view.time, "version": view.version, "arrived": time}

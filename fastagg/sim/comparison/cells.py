@@ -33,7 +33,7 @@ from fastagg.sim.runs.passed import configured, taken
 from fastagg.sim.runs.result import Outcome, finished
 from fastagg.sim.show.progress import Progress, Watcher
 
-# A replacement of a recipe's algorithm: a preset's name, a function that makes a server, or a row of a table.
+# A replacement of a recipe's algorithm: a preset's name, a function that makes a server, or a dict of sections.
 Rule = str | Callable[..., object] | Mapping[str, object]
 
 
@@ -47,9 +47,10 @@ def cells(
     rules: Mapping[str, Rule] | None = None,
 ) -> list[Cell]:
     """Return a cell for every combination of recipe, rule, grid point and seed. ``names``: recipes and tables. A table
-    stands for all its runs. ``seeds``: the seeds, or the number of seeds, from the recipe's own seed up.
+    stands for all its runs. ``seeds``: a list of seeds, or the number of consecutive seeds from the recipe's seed up.
 
-    ``changes`` and ``more`` map dotted keys to new values. ``grid`` maps dotted keys to several values each.
+    ``changes`` and ``more`` have a new value for each dotted key, and ``grid`` has a list of values. ``grid`` overrides
+    ``changes``, and ``more`` overrides both. ``rules``: the rules by label. None: each recipe's own algorithm.
     ConfigError: a name, key or value is invalid, or two cells would have the same folder.
     """
     members: list[Cell] = []
@@ -106,10 +107,10 @@ def run_cells(
     cells: Sequence[Cell], out: Path, jobs: int | None, watcher: Watcher, replace: bool = False
 ) -> dict[str, Outcome]:
     """Run ``cells`` in folders below ``out``, in ``jobs`` processes. With ``jobs`` 1 or None, run them in this process.
-    Return the results or errors of the cells that started, by name.
+    Return the results or error messages of the cells that were finished or have started, by the cells' names.
 
-    If a cell's folder holds a run with other settings, the cell fails. With ``replace`` that run is deleted. A run with
-    other data, or other code of the user, is run again, and a warning says so.
+    If a cell's folder has a run with other settings, the cell fails. With ``replace`` that run is deleted instead. A
+    run with other data, or other code of the user, is run again, and a warning says so.
     """
     several = jobs is not None and _checks.whole("jobs", jobs, least=1, most=1024) > 1
     waiting, at_work, outcomes = deque[Cell](), dict[Future[Any], Cell](), dict[str, Outcome]()
@@ -122,7 +123,7 @@ def run_cells(
         outcomes[cell.name] = ended
         watcher.ended(cell, ended)
     with ExitStack() as stack:
-        workers, stop = None, Path()  # runs in other processes stop when this file exists
+        workers, stop = None, Path()  # runs in other processes stop when the file `stop` exists
         if several and waiting:
             out = out.absolute()
             with writing(out):

@@ -27,7 +27,7 @@ class Comparison:
     """The outcome of a comparison.
 
     Attributes:
-        groups: the cells with a result. The cells of one group differ only in their seed.
+        groups: the groups of cells with a result. The cells of a group differ only in their seed.
         failed: the error message of each failed cell, by the cell's name.
         pictures: the paths of the pictures' files.
         findings: the tables and conclusions. None if no cell has a result.
@@ -50,6 +50,7 @@ class Comparison:
 
     def to_latex(self, caption: str = "", label: str = "") -> str:
         """Return the table of results for LaTeX with booktabs. With several settings, each setting has a column.
+        ``caption`` replaces the table's caption. Empty: the table's own. ``label``: LaTeX's label. Empty: no label.
 
         Raises:
             RunFailed: no run has a result.
@@ -70,15 +71,15 @@ class Comparison:
         """Return a picture as a matplotlib figure.
 
         Args:
-            name: "accuracy", "target", "delays" or "lines". If a grid has more than six lines, each part of the grid
-                has its own pictures "accuracy,SETTING" and "delays,SETTING" instead.
-            at: values by key, such as {"client.lr": 0.1}. Only the runs with these values are drawn. If at most
-                six lines are left, the picture's name is "accuracy" again.
+            name: "accuracy", "target", "delays" or "lines". If a picture would have more than six lines, each part of
+                the grid has its own pictures "accuracy,SETTING" and "delays,SETTING" instead.
+            at: values by grid key, such as {"client.lr": 0.1}. Only the runs with these values are drawn. If at most
+                six lines are left, the picture's name is "accuracy" again. None: all runs are drawn.
             width: the width in inches, such as 3.3 for a column of a paper. With a width there is no heading, because a
                 paper has a caption. None: the width of the picture in the folder.
             font_size: the size of text in points. None: 9 points.
             over: the only x axis of "accuracy": "time", "version" or "uploads". If the runs' encodings differ, also
-                "bytes_up" or "bytes_down". None: all axes, side by side.
+                "bytes_up" or "bytes_down". None: all of these x axes.
 
         Raises:
             ConfigError: there is no such picture of these runs. The message lists the pictures that exist.
@@ -107,10 +108,13 @@ def compare(
 ) -> Comparison:
     """Run ``cells`` in folders of ``out``, in ``jobs`` processes. Write tables and pictures of the cells with a result.
 
-    ``jobs`` None means this process. ``out`` gets comparison.csv with a line per run, table.md with a line per method
-    and setting, report.html, and pictures in the format ``picture`` (see :meth:`Comparison.figure`).
-    A cell is not run again if ``out`` has its finished run, with the same config, data and code of the user. If its
-    folder has a run of another config, ``replace`` deletes that run. Without ``replace`` the cell fails.
+    ``jobs`` None or 1 means this process. ``target``: the accuracy for the times and numbers of uploads to the target.
+    None: each run's own target. ``baseline``: the name of a method, or of a recipe, with which the others are compared.
+    None: every pair of methods is compared. If a run has a result, ``out`` gets comparison.csv with a line per run,
+    table.md with a line per method and setting, report.html with the ``title``, and pictures in the format ``picture``.
+
+    A finished run in ``out`` is only read. An unfinished run continues. A run with other data or other code of the user
+    begins anew. A cell whose folder has a run of another config fails, unless ``replace`` is true and deletes that run.
 
     ConfigError: ``baseline`` is not compared here, ``target`` is not an accuracy, or an unfinished cell has an invalid
     setting. DataError: an unfinished cell's data folder is missing, or ``out`` cannot be written or has other files.

@@ -1,10 +1,10 @@
 """Groups the runs that differ only in their seed. Computes means and deviations over seeds, and compares methods.
 
-Runs with the same seed have the same clients, delays, batches and arrivals. So all tests are paired t-tests, at LEVEL,
-of the differences between such runs.
+Runs with the same seed have the same clients and draw the same delays and batches. So all tests are paired t-tests, at
+LEVEL, of the differences between such runs.
 
-Runs that never reach their target count, too. All times are cut at the end of the first such run, so the tests compare
-restricted means. Diverged runs count with the worst accuracy, 0.
+Runs that miss their target count, too. All times are cut at the earliest end of such a run, so the tests compare means
+of times up to this end (:func:`scores`). Diverged runs count with the worst accuracy, 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastagg.sim.recipes.tables import ACCURACY, SETTING, Cell, Choice
 from fastagg.sim.runs.result import Result
 
 LEVEL = 0.05  # the level of the tests: the probability that a test calls equal methods different
-# By measure: the key of summary.json whose number is used for a run that never reached its target.
+# The measures that a run has only if it reaches its target. By measure: the key of summary.json with the run's end.
 ENDS = {"time_to_target": "virtual_time", "uploads_to_target": "uploads"}
 
 
@@ -31,8 +31,8 @@ ENDS = {"time_to_target": "virtual_time", "uploads_to_target": "uploads"}
 class Group:
     """One line of a table: a method in one setting, with one result per seed.
 
-    ``name`` is the recipe's name. ``choice``: the setting's keys and values. ``measure``: the compared key of
-    summary.json.
+    ``name``: the recipe's name. ``method``: the method's label. ``choice``: the setting's keys and values. ``measure``:
+    the key of summary.json that is compared.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Group:
     def over(self, key: str, scale: float = 1.0) -> Spread:
         """Return the mean and deviation, over seeds, of ``scale`` times the number ``key`` of summary.json.
 
-        If only some seeds have a time (or number of uploads) to the target, the others count with the end of their run.
-        The mean is then a lower bound, and there is no deviation.
+        If some seeds reach the target and others miss it, a seed that misses it has the end of its run as its time (or
+        number of uploads) to the target. The mean is then a lower bound, and there is no deviation.
         """
         numbers = [(result.summary.get(key), result.summary.get(ENDS.get(key, key))) for result in self.results]
         missing = sum(value is None for value, _ in numbers)
@@ -86,7 +86,7 @@ class Group:
 @dataclass(frozen=True)
 class Spread:
     """The mean and the sample deviation (n - 1) of ``count`` seeds. With fewer than two seeds there is no deviation.
-    ``missing``: the number of seeds without a value. ``least``: whether the mean is a lower bound."""
+    ``missing``: the number of seeds without a value. ``least``: whether the mean is a lower bound (no deviation)."""
 
     mean: float | None
     deviation: float | None = None
@@ -101,7 +101,7 @@ class Spread:
 
 def grouped(runs: Sequence[tuple[Cell, Result | None]]) -> list[Group]:
     """Group the seeds of each method and grid point. Groups are in the order of their first runs. A run without a
-    result is left out, but its group is returned."""
+    result (None) is left out, but its group is returned, even if the group is empty."""
     cells: dict[tuple[str, str], list[tuple[Cell, Result | None]]] = {}
     for cell, result in runs:
         cells.setdefault((cell.config.name, repr(cell.choice)), []).append((cell, result))
@@ -133,7 +133,7 @@ def choice_keys(choices: Iterable[Choice]) -> dict[str, str]:
 
 
 def setting_text(choice: Choice, part: Choice | None = None) -> str:
-    """Return ``choice``, or a ``part`` of it, in words."""
+    """Return ``choice`` in words. ``part``: the only pairs of ``choice`` to return. None: all pairs."""
     keys = choice_keys([choice])
     return ", ".join(
         str(value) if key == SETTING else f"{keys[key]} {value}" for key, value in (choice if part is None else part)
@@ -141,7 +141,7 @@ def setting_text(choice: Choice, part: Choice | None = None) -> str:
 
 
 def name_of(groups: Sequence[Group], baseline: str | None) -> str | None:
-    """Return the method whose name, or whose recipe's name, is ``baseline``. None: there is no such method."""
+    """Return the method whose name, or whose recipe's name, is ``baseline``. None: no method has this name."""
     return next((group.method for group in groups if baseline in (group.method, group.name)), None)
 
 
@@ -173,8 +173,8 @@ def goal(groups: Sequence[Group]) -> float | None:
 class Difference:
     """The mean of paired differences, its 95% interval, each pair's difference by seed, and the p-value of the t-test.
 
-    With one pair there is neither an interval nor a p-value. If several pairs all have the same difference, there is no
-    interval, and the p-value is that of a sign test. The t-test would give 0, as if more pairs could not differ.
+    With one pair there is neither an interval nor a p-value. If several pairs all have the same difference, and this is
+    not 0, there is no interval, and the p-value is that of a sign test. The p-value of a t-test would be 0.
     """
 
     mean: float
@@ -189,7 +189,7 @@ class Difference:
 
     @property
     def ratio(self) -> str:
-        """The ratio of two numbers as text, with its interval, if this is the difference of their logarithms."""
+        """The ratio of two numbers as text, with its interval. This must be a difference of the numbers' logarithms."""
         interval = [f"{math.exp(end):.3g}" for end in (self.low, self.high) if end is not None]
         return f"{math.exp(self.mean):.3g}x" + (f" [{', '.join(interval)}]" if interval else "")
 
@@ -209,7 +209,7 @@ def paired(better: Mapping[int, float], worse: Mapping[int, float]) -> Differenc
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return the p-values corrected for the number of tests (Holm 1979). Each may then be compared with LEVEL."""
+    """Return the p-values, corrected for the number of tests (Holm 1979), in the order of ``values``."""
     corrected, largest = [0.0] * len(values), 0.0
     for place, number in enumerate(sorted(range(len(values)), key=lambda number: values[number])):
         corrected[number] = largest = max(largest, min(1.0, (len(values) - place) * values[number]))
@@ -219,7 +219,7 @@ def holm(values: Sequence[float]) -> list[float]:
 @dataclass(frozen=True)
 class Contrast:
     """Two methods and their difference. ``more`` is the method with the larger mean, ``fewer`` the other method. ``p``:
-    the p-value with Holm's correction. With a single pair of runs it is 1.0."""
+    the p-value with Holm's correction. With a single pair of runs the p-value is 1.0."""
 
     more: str
     fewer: str
@@ -250,8 +250,8 @@ def contrasts(groups: Sequence[Group], measure: str, baseline: str | None = None
 
 
 def _paired_scores(pair: Sequence[Group], measure: str) -> list[dict[int, float]] | None:
-    """Return the scores of both groups for their common seeds. For times and uploads, return logarithms. None: the
-    groups have no common seed."""
+    """Return the scores of both groups for their common seeds. For times and uploads, return the logarithms of the
+    scores above 0. None: the groups have no common seed."""
     sides = scores([group.summaries for group in pair], measure, 100.0)
     if measure in ENDS:
         sides = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in sides]
@@ -260,11 +260,11 @@ def _paired_scores(pair: Sequence[Group], measure: str) -> list[dict[int, float]
 
 
 def scores(sides: Sequence[Mapping[int, Plain]], measure: str, scale: float = 1.0) -> list[dict[int, float]]:
-    """Return, for each side, the number ``measure`` of summary.json by seed, times ``scale``. ``sides``: each side's
-    summaries by seed. Runs without this number get one as follows.
+    """Return each side's numbers ``measure`` of summary.json by seed, times ``scale``. ``sides``: summaries by seed.
 
-    If ``measure`` is a time or a number of uploads, some runs may never reach the target. All numbers are then cut at
-    the end of the first such run that has not diverged. For other measures a diverged run has 0.
+    A time or number of uploads to the target is cut at the earliest end of the runs that miss the target and have not
+    diverged. If there is no such run, the latest end of all runs is used. A run that misses the target gets this end.
+    For other measures, a diverged run without a number gets 0, and any other run without a number is left out.
     """
     runs, worst = [run for side in sides for run in side.values()], 0.0
     if end := ENDS.get(measure):

@@ -1,7 +1,8 @@
-"""Runs functions in new processes. A comparison starts a process for each run, whose memory and threads end with it.
+"""Runs functions in new processes. With several jobs, a comparison runs each cell in a new process, so that the cell's
+memory and threads end with the process.
 
-This module pickles arguments and results by value. multiprocessing would pickle a tensor as a file or a socket. Both
-may disappear with the process that has sent them, before another process has read them.
+This module pickles arguments and results by value. multiprocessing would pickle a tensor as a file or a socket. The
+file or socket may disappear with the process that has sent it, before another process has read the tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PRELOAD = ["fastagg.sim.runs.run", "fastagg.sim.show.plots", "sklearn.datasets",
 
 
 class Processes:
-    """Runs at most ``count`` processes at a time. A server process, which has imported torch once, forks them."""
+    """Runs at most ``count`` processes at a time. They are forked from a server process that has imported PRELOAD."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -41,8 +42,8 @@ class Processes:
         self._running: set[Foreign] = set()
 
     def submit(self, function: Callable[..., object], *arguments: object) -> Future[Any]:
-        """Call ``function``, which must be in a module and raise nothing, in a new process. The future has the
-        function's result, or EOFError if the process dies."""
+        """Call ``function``, which must be importable and raise nothing, in a new process. The future has the result of
+        the function, or EOFError if the process dies."""
         return self._threads.submit(self._call, function, arguments)
 
     def _call(self, *call: object) -> object:

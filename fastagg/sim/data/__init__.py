@@ -1,1 +1,1 @@
-"""The data of runs, divided among clients. ``federated`` has the class of this data, ``digits`` and ``own`` load it."""
+"""The clients' data: its class (``federated``), functions that load it (``digits``, ``own``), keys (``sections``)."""

@@ -14,7 +14,8 @@ from fastagg.sim.seeds import integer
 def load(clients: int, alpha: float, seed: int, min_samples: int = 2, test_share: float = 0.2) -> FederatedData:
     """Return the digits, divided among ``clients`` by Dirichlet(alpha) over the labels. Inputs have shape [1, 8, 8].
 
-    A ``test_share`` of every class is the test set. The pixels of the training images have mean 0 and deviation 1.
+    A ``test_share`` of every class is the test set. Every client has at least ``min_samples`` samples. The pixels of
+    all training images together have mean 0 and deviation 1.
     """
     from sklearn.model_selection import train_test_split
 

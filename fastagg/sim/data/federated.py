@@ -20,8 +20,8 @@ class Samples:
     """Inputs ``x`` [N, *shape], which are fp32 or tokens of text, and labels ``y`` [N], which are int64. With a user's
     own loss, labels may be fp32.
 
-    If the model generates text, ``y`` [N, length] has the token after each token. Labels of -100 are ignored.
-    ``augment`` is applied to training batches (see :func:`batches`), never to a test set.
+    If the model generates text, ``y`` [N, length] has the token after each token. Training ignores labels of -100.
+    ``augment`` is applied to training batches (see :func:`batches`), never to a test set. None: no augmentation.
     """
 
     x: torch.Tensor
@@ -32,7 +32,7 @@ class Samples:
         return self.y.shape[0]  # len() of a tensor takes three times as long
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle only the samples' own numbers, even if they are a view of a larger tensor."""
+        """Pickle only the samples' own numbers, even if ``x`` or ``y`` is a view of a larger tensor."""
         whole = (a.clone() if a.untyped_storage().nbytes() > a.nbytes else a for a in (self.x, self.y))
         return Samples, (*whole, self.augment)
 
@@ -50,10 +50,11 @@ Score = Callable[[torch.nn.Module, Samples], tuple[float, float]]
 def batches(
     samples: Samples, indices: Iterable[torch.Tensor], seed: int, client: int, number: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield inputs and labels of each batch of ``indices``, augmented if the samples have ``augment``.
+    """Yield the inputs and labels of each batch. ``indices`` has the indices of each batch's samples. If the samples
+    have ``augment``, the inputs are augmented.
 
-    Augmentation is drawn from (seed, client, number), where ``number`` counts the client's dispatches. These draws are
-    separate from the draws of batches. So the order in which clients train has no effect.
+    The random draws of ``augment`` depend only on (seed, client, number), where ``number`` counts the client's
+    dispatches. So the order in which clients train has no effect.
     """
     rng = generator(seed, "augment", client, number) if samples.augment else None
     for index in indices:
@@ -65,11 +66,12 @@ def batches(
 class FederatedData:
     """Each client's training samples, one test set, and the number of label classes.
 
-    ``text``: any object if inputs are tokens. A model's function may take it. None: inputs are not tokens.
-    ``unlabelled``: inputs for distillation, which are not used for training. ``score``: a function that tests a model,
-    for data whose measure is not the share of right labels. ``tests``: for each client, the client's own test samples.
+    ``text``: any object if inputs are tokens. A function that makes a model may take this object. None: inputs are not
+    tokens. ``unlabelled``: inputs for distillation, which are not used for training. ``score``: a function that tests a
+    model, for data whose measure is not the share of right labels. None: the model is tested by this share. ``tests``:
+    for each client, the client's own test samples. None: clients are not tested.
 
-    DataError: there is no client, a client has no sample, or the test set is empty.
+    DataError: there is no client, a set of samples is empty or not a Samples, or ``tests`` is not one set per client.
     """
 
     clients: Sequence[Samples]
@@ -107,8 +109,8 @@ class FederatedData:
         return replace(self, clients=clients, test=self.test.to(device), tests=tests)
 
     def held_out(self, share: float, seed: int) -> FederatedData:
-        """Return the data with a randomly drawn ``share`` of each client's samples as the client's own test samples.
-        DataError: a client has only one sample."""
+        """Return the data with a random ``share`` of each client's samples as the client's own test samples, instead of
+        training samples. With a ``share`` of 0, return the data itself. DataError: a client has only one sample."""
         if not share:
             return self
         clients, tests = [], []
@@ -125,7 +127,7 @@ class FederatedData:
 def split_by_label(
     train: Samples, test: Samples, classes: int, *, clients: int, alpha: float, seed: int, min_samples: int = 2
 ) -> FederatedData:
-    """Divide a labelled training set among ``clients`` with :func:`dirichlet_split`."""
+    """Divide a training set among ``clients`` as :func:`dirichlet_split` does. ``classes``: the number of labels."""
     parts = dirichlet_split(train.y.numpy(), clients, alpha, seed, min_samples)
     return FederatedData([train.part(torch.from_numpy(part)) for part in parts], test, classes)
 

@@ -30,7 +30,7 @@ def check(data: object, where: str) -> FederatedData:
     """Return ``data`` if clients can train on it. Otherwise raise DataError with a message that begins with ``where``.
 
     All inputs must have the same shape and dtype. They must be finite fp32 numbers, or tokens. There must be as many
-    labels as inputs. Labels must be int64 from 0 to classes - 1, or finite fp32 for the user's loss ``own.loss``.
+    labels as inputs. Labels must be int64 from 0 to classes - 1 (for text any int64), or finite fp32 for ``own.loss``.
     """
     if not isinstance(data, FederatedData):
         raise DataError(f"{where}: expected a FederatedData, got a {type(data).__name__}")

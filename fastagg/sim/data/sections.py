@@ -1,7 +1,7 @@
 """The base class of all sections of a recipe, and the classes of the section ``data``, one for each data set.
 
-Sections are frozen, and refuse unknown keys. Every field of a data set's class except ``name`` is a keyword of the data
-set's function ``load``, which build.py calls.
+Sections are frozen. Sections other than an OpenSection refuse unknown keys. Every field of Digits except ``name`` is a
+keyword of digits.load. The other fields of DataFunction, and all further keys, are keywords of the user's function.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def tag_of(kind: type[Section]) -> str:
 
 def one_of(*kinds: type[Section], default: str | None = None) -> Any:
     """Return the type of a section whose ``name`` selects one of the classes ``kinds``. A section with an unknown name
-    is of the class that the name ``default`` selects."""
+    is of the class that the name ``default`` selects. None: an unknown name is an error."""
     tags = [tag_of(kind) for kind in kinds]
 
     def tag(values: object) -> object:
@@ -77,7 +77,7 @@ class DataSection(Section):
 
 class Digits(DataSection):
     """scikit-learn's handwritten digits, divided by Dirichlet(``alpha``) over labels. ``min_samples``: the least number
-    of samples of a client. ``test_share``: the share of all samples in the test set."""
+    of samples of a client. ``test_share``: the share of the samples that are the test set."""
 
     name: Literal["digits"]
     alpha: PositiveFloat = 0.3

@@ -1,4 +1,4 @@
-"""Small classifiers of inputs [batch, *shape], which return logits [batch, classes]. The MLP takes any fixed shape."""
+"""The package's own networks. A network takes inputs [batch, *shape], and returns logits [batch, classes]."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def build(
 ) -> nn.Module:
     """Return the model ``name`` with weights drawn from ``seed``. Torch's global generator does not change.
 
-    widths: the sizes of the MLP's hidden layers, or the numbers of the CNN's channels. ConfigError: the model cannot
-    take inputs of this shape, or does not have this ``norm``.
+    widths: the sizes of the MLP's hidden layers, or the numbers of the CNN's channels. norm: as in :func:`cnn`.
+    ConfigError: the model cannot take inputs of this shape, or does not have this ``norm``.
     """
     if norm != "batch" and name != "cnn":
         raise ConfigError(f"model.norm is for the model cnn, got {name!r}")
@@ -29,7 +29,8 @@ def build(
 
 
 def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,)) -> nn.Module:
-    """Return a fully connected network with ReLU. Without hidden layers the network is logistic regression."""
+    """Return a fully connected network with ReLU, for inputs of any shape. ``hidden``: the sizes of the hidden layers.
+    Without hidden layers the network is logistic regression."""
     widths = [math.prod(shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):
@@ -41,7 +42,7 @@ def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32), 
     """Return a network of 3x3 convolutions with normalization and ReLU, and a final linear layer. Each convolution
     except the first halves the image's height and width.
 
-    norm: ``batch``, ``group`` (groups of eight channels) or ``none``.
+    norm: ``batch``, ``group`` (groups of eight channels if eight divides the number of channels) or ``none``.
     """
     depth, height, width = image_shape("cnn", shape)
     layers: list[nn.Module] = []
@@ -56,7 +57,7 @@ def cnn(shape: Sequence[int], classes: int, channels: Sequence[int] = (16, 32), 
 
 
 def image_shape(name: str, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return ``shape`` if it is (channels, height, width). Otherwise raise ConfigError with the model's name."""
+    """Return ``shape`` if it has three dimensions. Otherwise raise ConfigError with the model's name."""
     if len(shape) != 3:
         raise ConfigError(
             f"model {name!r} needs images [channels, height, width], the data's inputs are {tuple(shape)}"

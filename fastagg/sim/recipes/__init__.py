@@ -31,8 +31,8 @@ def file(name: str, folder: str = ".") -> Traversable:
 
 
 def _places(folder: str) -> Iterator[Traversable]:
-    """Yield the package's folder, and for tables also ``reproduction/`` of a checkout. This is the checkout with the
-    package, or otherwise the current folder."""
+    """Yield the package's folder. For tables, also yield the folder ``reproduction`` of the checkout that has this
+    package, or else of a checkout in the current folder. If neither exists, only the package's folder is yielded."""
     yield files(__name__).joinpath(folder)
     if folder == "tables":
         roots = (root for root in (Path(__file__).parents[3], Path.cwd()) if (root / "fastagg" / "sim").is_dir())
@@ -40,7 +40,7 @@ def _places(folder: str) -> Iterator[Traversable]:
 
 
 def load(name_or_path: str, changes: Plain | None = None) -> config.Config:
-    """Return a recipe by its name in the package or by a path, with ``changes`` to dotted keys.
+    """Return a recipe by its name in the package or by a path. ``changes`` has new values by dotted key.
 
     A text that ends in .toml or contains a slash is a path. Any other text is the name of a recipe in the package.
     ConfigError: there is no such recipe, or the recipe is invalid.
@@ -55,7 +55,7 @@ def load(name_or_path: str, changes: Plain | None = None) -> config.Config:
 
 
 def unknown(name: str, *known: list[str]) -> str:
-    """Return the message that there is no recipe ``name``. It lists similar names."""
+    """Return the message that there is no recipe ``name``, with similar names from ``known`` or another hint."""
     like = next(filter(None, ([entry for entry in entries if name.lower() in entry] for entries in known)), [])
     if like:
         more = f" and {len(like) - 8} more" if len(like) > 8 else ""

@@ -24,7 +24,7 @@ from fastagg.sim.functions import find, fits, is_function, parameters
 from fastagg.sim.recipes import sections
 
 _OUTPUTS = ("outputs", "labels")
-# The arguments of the user's functions, by their keys. Functions of the keys in VIEWED may also have ``view``.
+# The arguments of the user's functions, by the functions' keys. A function at a key in VIEWED may also take ``view``.
 ARGUMENTS = {
     "own.train": ("model", "data", "task", "state"), "own.change": ("update", "task"),
     "own.personal": ("model", "state"), "own.loss": _OUTPUTS, "own.metric": _OUTPUTS,
@@ -35,9 +35,9 @@ VIEWED = ("delay.name", "participation.sampling")
 
 class Config(Section):
     """The settings of one run. All random numbers of the run come from ``seed``. ``name`` is the name of the run's
-    folder. ``label`` is the run's name in plots and tables. ``about`` is a text for people. ``folder`` is searched for
-    the modules of the user's functions, besides the current folder. The default is the folder of the recipe's file.
-    An unknown key is an error."""
+    folder. ``label`` is the run's name in plots and tables. Empty: ``name``. ``about`` is a text for people. ``folder``
+    is searched for the modules of the user's functions, besides the current folder. If a recipe's file names such
+    functions, the default of ``folder`` is the file's folder. An unknown key is an error."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     label: str = ""
@@ -61,20 +61,20 @@ class Config(Section):
 
     @property
     def held(self) -> Plain:
-        """The objects that a program passes, by the keys whose value is "given"."""
+        """The objects that a program passes: functions by their keys, and a FederatedData by the key "data"."""
         return self._held
 
     @property
     def functions(self) -> dict[str, str]:
-        """The user's functions in this run, by their keys. Each is "module:function" or "given"."""
+        """The names of the user's functions in this run, by their keys: "module:function", or "given" if passed."""
         names = {"algorithm.name": self.algorithm.name, "data.name": self.data.name, "model.name": self.model.name,
                  "delay.name": self.delay.name, "participation.sampling": self.participation.sampling}  # fmt: skip
         names |= {f"own.{name}": value for name, value in self.own if name != "keywords"}
         return {key: name for key, name in names.items() if name is not None and is_function(name)}
 
     def function(self, key: str) -> Any:
-        """Return the user's function of a key, with its keywords bound. None: the key has no function. ConfigError: the
-        function cannot be found, or does not take the arguments of its call."""
+        """Return the user's function at a key. None: the key has no function. The keywords of ``own.train`` and of a
+        delay law are bound. ConfigError: the function cannot be found, or does not take its ARGUMENTS."""
         if (name := self.functions.get(key)) is None:
             return None
         function = self.passed(key) if name == "given" else find(name, key)
@@ -86,7 +86,7 @@ class Config(Section):
         return partial(function, **keywords) if keywords else function
 
     def passed(self, key: str) -> Any:
-        """Return the object that a program passes for ``key``. ConfigError: the program passes no object for it."""
+        """Return the object that a program passes for ``key``. ConfigError: no object was passed for ``key``."""
         if key not in self._held:
             argument = key.removeprefix("participation.").partition(".")[0]
             raise ConfigError(f'{key} "given" is what a program passes: fastagg.sim.run(config, {argument}=...)')
@@ -150,7 +150,7 @@ def _problem(item: ErrorDetails, top: type[Section]) -> str:
     elif kind in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
         message = f"expected a section with keys, got {got}"
     elif kind == "union_tag_invalid":
-        known_names = item["ctx"]["expected_tags"].replace("'function'", "'module:function'")
+        known_names = item["ctx"]["expected_tags"]
         message = f"unknown name {item['ctx']['tag']!r} (known: {known_names}){_meant(item['ctx']['tag'], known_names)}"
     elif not kind.startswith("value_error"):
         message = f"{message[:1].lower()}{message[1:]}, got {got}{_meant(item['input'], message)}"
@@ -163,12 +163,12 @@ def _on_one_line(text: str) -> str:
 
 
 def _meant(value: object, message: str) -> str:
-    """Return a hint at the name in quotes in ``message`` that is most similar to ``value``."""
+    """Return a hint at the quoted name in ``message`` that is most similar to ``value``. Empty: no name is similar."""
     return _checks.meant(value, re.findall(r"'([^']+)'", message))
 
 
 def full_keys(key: str) -> list[str]:
-    """Return all dotted keys that end with ``key``: "client.lr", "algorithm.lr" and others for "lr"."""
+    """Return all dotted keys whose last part is ``key``: "client.lr", "algorithm.lr" and others for "lr"."""
     held = {name: {field for kind in kinds for field in kind.model_fields} for name, kinds in KINDS.items()}
     settings = {name for preset in registry.presets().values() for name in _keywords.of(preset).settings}
     held["algorithm"] = settings - {"seed", "num_clients", "distill"}  # other keys of a recipe set these
@@ -187,12 +187,13 @@ def from_dict(values: Plain, source: str) -> Config:
 
 
 def from_toml(text: str, source: str, changes: Plain | None = None) -> Config:
-    """Return the Config of a TOML document, which messages call ``source``. ``changes`` are values by dotted key."""
+    """Return the Config of a TOML document, with new values ``changes`` by dotted key. ``source`` is the document's
+    name in messages. ConfigError: ``text`` is not TOML, or a value is invalid."""
     return from_dict(changed(parse(text, source), changes or {}), source)
 
 
 def parse(text: str, source: str) -> Plain:
-    """Return the contents of a TOML document. ConfigError: ``text`` is not TOML."""
+    """Return the contents of a TOML document. ConfigError, with the name ``source``: ``text`` is not TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -201,7 +202,7 @@ def parse(text: str, source: str) -> Plain:
 
 def read(path: Path, what: str) -> Plain:
     """Return the contents of a TOML file. ``what`` is "recipe" or "table", for messages. ConfigError: the file cannot
-    be read."""
+    be read, or is not TOML."""
     try:
         return parse(path.read_text(encoding="utf-8-sig"), str(path))
     except UnicodeDecodeError:
@@ -212,7 +213,8 @@ def read(path: Path, what: str) -> Plain:
 
 
 def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> Plain:
-    """Return a copy of ``values`` with ``changes``, which maps dotted keys ("client.lr") to new values."""
+    """Return a copy of ``values`` with ``changes``, which maps dotted keys ("client.lr") to new values. ConfigError: a
+    part of a key that should be a section is a value."""
     copy: Plain = deepcopy(dict(values))
     for dotted, value in changes.items():
         *parents, last = dotted.split(".")
@@ -231,7 +233,8 @@ def to_toml(config: Config) -> str:
 
 
 def differences(a: Config, b: Config) -> list[str]:
-    """Return the sorted dotted keys in which two configs differ. ``folder`` is left out: it does not change a run."""
+    """Return the sorted dotted keys in which two configs differ. ``folder`` is not compared, because it only says where
+    the user's modules are: :mod:`fastagg.sim.runs.inputs` compares their code."""
     first, second = (_leaves(config.model_dump(exclude={"folder"})) for config in (a, b))
     return sorted(dict(first.items() ^ second.items()))
 
@@ -249,7 +252,8 @@ def load(path: Path, changes: Plain | None = None) -> Config:
 
 
 def placed(config: Config, path: Path) -> Config:
-    """Return ``config`` with the folder of its file at ``path``. The modules of its functions are looked up there."""
+    """Return ``config`` with the folder of its file ``path`` as ``folder``, so that the modules of its functions are
+    found there. A ``config`` that has a ``folder``, or names no functions, is returned unchanged."""
     if config.folder is not None or not any(name != "given" for name in config.functions.values()):
         return config
     return config.model_copy(update={"folder": str(path.parent.absolute())})

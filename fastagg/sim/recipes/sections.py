@@ -29,8 +29,8 @@ WIDTHS: dict[str, list[int]] = {
 
 
 class Model(Section):
-    """A network of the package. ``widths``: the sizes of the mlp's hidden layers, or the numbers of the cnn's channels.
-    ``norm``: the cnn's normalization."""
+    """A network of the package. ``widths``: the sizes of the mlp's hidden layers (default [64]), or the numbers of the
+    cnn's channels (default [16, 32]). ``norm``: the cnn's normalization."""
 
     name: Literal["logistic", "mlp", "cnn"] = "mlp"
     widths: list[PositiveInt] = Field(default=[64])
@@ -46,8 +46,8 @@ class Model(Section):
 
 class ModelFunction(OpenSection):
     """Your own network. ``name`` is "module:function". The function takes the shape and the number of classes of the
-    data, and the section's other keys. It returns the network. If the data is text, the function may also take
-    ``text``. The name "given" stands for a function that is passed to run()."""
+    data, and the section's other keys. It returns the network. If the data is text, the function may also take the
+    data's attribute ``text``. The name "given" stands for a function that is passed to run()."""
 
     name: str
 
@@ -64,8 +64,8 @@ class Client(Section):
     samples. The default is 1 epoch.
 
     ``mu`` is the weight of FedProx's proximal term. 0 turns the term off. A client's n-th dispatch (from 0) trains with
-    the learning rate ``lr * lr_decay**n``. ``clip_norm`` limits the norm of a mini-batch's gradient. The optimizers
-    "adam" and "adamw" have torch's defaults, except for lr and weight decay.
+    the learning rate ``lr * lr_decay**n``. ``clip_norm`` limits the norm of a mini-batch's gradient. None: no limit.
+    The optimizers "adam" and "adamw" have torch's defaults, except for lr and weight decay.
     """
 
     lr: PositiveFloat
@@ -101,7 +101,7 @@ class Client(Section):
 
     def steps_of(self, size: int, local_steps: int | None) -> int:
         """Return how many mini-batches a client with ``size`` samples trains. ``local_steps``: the number that the
-        server sent (AsyncFedED's adaptive K). This overrides ``epochs`` and ``steps``. None: the server sent none."""
+        server sent (AsyncFedED's adaptive K), which is then returned. None: ``epochs`` or ``steps`` decides."""
         if local_steps is not None:
             return local_steps
         if self.steps is not None:
@@ -110,7 +110,8 @@ class Client(Section):
         return self.epochs * -(-size // min(self.batch_size, size))
 
     def lengths(self, size: int, local_steps: int | None) -> list[int]:
-        """Return the length of each mini-batch. The last mini-batch of an epoch has the remaining samples."""
+        """Return the number of samples of each mini-batch. The last mini-batch of an epoch has the remaining samples.
+        The arguments are those of :meth:`steps_of`."""
         batch_size = min(self.batch_size, size)
         per_epoch = -(-size // batch_size)
         return [
@@ -128,16 +129,16 @@ FunctionName = Annotated[str | None, AfterValidator(_named)]
 
 
 class UnlabelledData(Section):
-    """Unlabelled data for FedEcho. With a ``share`` above 0, this share of the test set is used, and not for testing.
-    Otherwise the ``unlabelled`` samples of the data are used. ``samples``: the most samples that are used."""
+    """Unlabelled data for FedEcho. A ``share`` above 0 of the test set is used without labels, not for testing. With a
+    ``share`` of 0 the data's own unlabelled samples are used. ``samples``: the largest number of samples used."""
 
     share: Share = 0.0
     samples: PositiveInt = 2000
 
 
 class Distill(Section):
-    """FedEcho's distillation. ``alpha``: the weight of the KL term, one number or [least, most]. ``lr``, ``steps``,
-    ``batch_size`` and ``clip_norm`` are settings of fastagg.Distillation."""
+    """FedEcho's distillation. ``alpha``: the weight of the KL term, one number or [alpha_min, alpha_max]. ``alpha``,
+    ``lr``, ``steps``, ``batch_size`` and ``clip_norm`` are the settings of fastagg.Distillation with these names."""
 
     alpha: float | list[float] = Field(default=[0.2, 0.8])
     clip_norm: PositiveFloat | Literal["none"] = 5.0
@@ -161,8 +162,8 @@ class UserFunctionNames(Section):
 
 
 class Dropout(Section):
-    """A ``share`` of the clients stops answering during the run (ACE Figure 3). ``after``: the share of the run after
-    which this happens."""
+    """A ``share`` of the clients stops answering during the run (ACE Figure 3). ``after``: the finished share of the
+    run, from 0 to 1, at which these clients stop."""
 
     share: Share = 0.0
     after: Share = 0.5
@@ -171,10 +172,10 @@ class Dropout(Section):
 class Attack(Section):
     """A ``share`` of the clients, drawn at random, lies. A liar changes its update u, or the labels of its data.
 
-    ``sign_flip`` sends -strength*u. ``scaling`` sends strength*u. The liars of two attacks know the last updates of
-    honest clients, with mean m and standard deviation s of each element. ``alie`` sends m - strength*s (Baruch et al.
-    2019). ``inner_product`` sends -strength*m (Xie et al. 2020). With ``label_flip``, label y becomes classes - 1 - y.
-    The default of ``strength`` is 1 for sign_flip, 10 for scaling, 1.5 for alie, and 0.5 for inner_product.
+    ``sign_flip`` sends -strength*u. ``scaling`` sends strength*u. Two attacks use the mean m and the standard deviation
+    s of each element over the last 16 updates of honest clients: ``alie`` sends m - strength*s (Baruch et al. 2019),
+    and ``inner_product`` sends -strength*m (Xie et al. 2020). With ``label_flip``, label y becomes classes - 1 - y. The
+    default of ``strength`` is 1 for sign_flip, 10 for scaling, 1.5 for alie, and 0.5 for inner_product.
     """
 
     name: Literal["none", "sign_flip", "scaling", "alie", "inner_product", "label_flip"] = "none"
@@ -186,7 +187,7 @@ class Encoding(Section):
     """The encoding of updates and models. ``format``: the format of updates (docs/encoding.md), which is a format of
     :func:`fastagg.encode`, or "topk". With "topk" a ``share`` of the elements is sent, in the format ``values``.
     ``feedback``: whether clients add the part of an update that was not sent to their next update. ``download``: the
-    format of the models that the server sends. Rounding to this format has no bias.
+    format of the models that the server sends. Rounding to this format has no bias. "none" means no encoding.
     """
 
     format: Literal["none", Format, "topk"] = "none"
@@ -197,13 +198,15 @@ class Encoding(Section):
 
 
 class Participation(Section):
-    """The clients that train. With ``rule`` "concurrency", ``concurrency`` clients (M_c) train at once. With "all", all
-    clients train all the time. "round" is for synchronous algorithms: a round has algorithm.clients_per_round clients.
+    """The clients that train. With ``rule`` "concurrency", ``concurrency`` clients (M_c) train at the same time. With
+    "all", every client trains whenever it is available. With "round", for synchronous algorithms, a round has
+    algorithm.clients_per_round clients.
 
     ``sampling``: how the next idle client is chosen. With "uniform", all idle clients have the same chance. With
     "availability", all idle clients that are available have the same chance. ``file`` is then a CSV file of the times
-    at which clients are available. These times repeat after the virtual time ``period``. With "module:function", your
-    own function of (idle clients, virtual time, generator) chooses. "given" stands for a function passed to run().
+    at which clients are available (client,begin,end). These times repeat after the virtual time ``period``. None: they
+    do not repeat. With "module:function", your own function of (idle clients, virtual time, generator) chooses. "given"
+    stands for a function that is passed to run().
     """
 
     rule: Literal["concurrency", "all", "round"] = "all"
@@ -232,10 +235,10 @@ class RunSettings(Section):
 
     The model is tested every ``evaluate_every`` versions, at the start, and at the last versions. ``target``: a test
     accuracy. The result has the time at which the target is first reached. ``client_test``: the share of each client's
-    samples for the client's own test. The client does not train on them. ``torch_threads``: the number of torch's
-    threads. ``device``: the device of the data, the training and the server ("cpu", "cuda", "cuda:1").
+    samples that is used for the client's own test, and not for training. 0: no test. ``torch_threads``: the number of
+    torch's threads. ``device``: the device of the data, the training and the server ("cpu", "cuda", "cuda:1").
     ``checkpoint_every``: wall-clock seconds between checkpoints. 0: a checkpoint after every client update. ``fused``:
-    whether clients train without torch if the model allows this. The results are the same up to rounding.
+    whether clients train without torch if model and settings allow this. The results are the same up to rounding.
     """
 
     versions: PositiveInt | None = None

@@ -50,15 +50,16 @@ class TableFile(Section):
     claims: list[Plain] = Field(default=[])  # the paper's claims, which reproduction/papers.py reads
 
 
-Choice = tuple[tuple[str, object], ...]  # a cell's setting: first the table's (key, value) pairs, then the grid's
+Choice = tuple[tuple[str, object], ...]  # a cell's setting: (key, value) pairs of the table, then pairs of the grid
 
 SETTING = "setting"  # a key in a Choice. Its value is the label of a table's setting.
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison. ``method``: the method's label. If it is empty, the config's label or name is used.
-    ``setting``: the label of the table's column. ``measure``: the key of summary.json that the table compares."""
+    """One run of a comparison. ``choice``: the run's setting. ``folder``: the folder of the run's seeds. Empty: the
+    config's name. ``method``: the method's label. Empty: the config's label or name. ``measure``: the key of
+    summary.json that the table compares. ``setting``: the label of the table's column."""
 
     config: config.Config
     choice: Choice = ()
@@ -69,7 +70,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The run's folder in the comparison's folder: NAME[,KEY=VALUE...]/seedN."""
+        """The path of the run's folder, from the comparison's folder: NAME[,KEY=VALUE...]/seedN."""
         return f"{self.folder or self.config.name}/seed{self.config.seed}"
 
 
@@ -116,8 +117,8 @@ def load(name_or_path: str, changes: Plain | None = None) -> Table:
 
 
 def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Plain:
-    """Return ``below`` with the values of ``above``. Sections are merged. If a section of ``above`` has the key "name"
-    or "rule", the section is not merged: it replaces the section of ``below``."""
+    """Return ``below`` with the values of ``above``. Sections with the same name are merged key by key, unless the
+    section of ``above`` has the key "name" or "rule". Such a section replaces the section of ``below``."""
     merged = dict(deepcopy(below))
     for key, value in above.items():
         earlier = merged.get(key)
@@ -129,7 +130,7 @@ def merge(below: Mapping[str, object], above: Mapping[str, object]) -> Plain:
 
 
 def _columns(file: TableFile) -> dict[str, tuple[Choice, Plain]]:
-    """Return the settings by label. Each has the Choice of its cells, and the values that it changes in a recipe."""
+    """Return each setting's Choice, and the setting's changes to a recipe, by the setting's label."""
     if not file.grid:
         return {label: (((SETTING, label),), own) for label, own in file.settings.items()} or {"": ((), {})}
     columns: dict[str, tuple[Choice, Plain]] = {}
@@ -141,8 +142,8 @@ def _columns(file: TableFile) -> dict[str, tuple[Choice, Plain]]:
 
 
 def read(name_or_path: str) -> TableFile:
-    """Return the contents of a table's file, merged with the contents of the table that the file extends. ConfigError:
-    the file is not a valid table."""
+    """Return the contents of a table's file, merged with the contents of the table that the file extends, if any.
+    ConfigError: there is no such file, or the file is not a valid table."""
     values = _parse(name_or_path)
     try:
         file = TableFile.model_validate(values)
@@ -184,5 +185,5 @@ def _parse(name_or_path: str) -> Plain:
 
 
 def slug(*parts: str) -> str:
-    """Return a folder's name: ``parts`` joined by dots, with only letters, digits, dots and single dashes."""
+    """Return a folder's name: ``parts`` in lower case, joined by dots, with only letters, digits, dots and dashes."""
     return ".".join(re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.").lower() for part in parts if part)

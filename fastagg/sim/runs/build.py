@@ -64,7 +64,7 @@ def build_data(config: Config) -> FederatedData:
 
 
 def build_model(config: Config, data: FederatedData) -> nn.Module:
-    """Return a run's network, on the CPU. ConfigError: the network cannot read the data."""
+    """Return a run's network. A network of the package is on the CPU. ConfigError: the network cannot read the data."""
     model = config.model
     if isinstance(model, c.ModelFunction):
         return own_model(config.function("model.name"), "model.name", data, config.seed, model.keywords)
@@ -120,7 +120,7 @@ def build_trainer(
 
 
 def split_unlabelled(config: Config, data: FederatedData) -> tuple[FederatedData, Tensor | None]:
-    """Return the data and its unlabelled samples. None: the data has no unlabelled samples.
+    """Return the data and the inputs of its unlabelled samples. None: the data has no unlabelled samples.
 
     With ``unlabelled.share``, these samples are taken from the test set. This also happens for methods that do not use
     unlabelled samples, so that all methods are tested on the same samples.
@@ -161,7 +161,7 @@ def find_preset(config: Config) -> Callable[..., Server]:
     if functions.is_function(name):
         preset = config.function("algorithm.name")
         make: Callable[..., Server] = preset if isinstance(preset, Hashable) else preset.__call__  # type: ignore[assignment]
-        return make  # an object of a dataclass may not be hashable
+        return make  # the function must be hashable for _keywords.of, but an object of a dataclass may not be
     if name not in known:
         names = ", ".join(sorted(known))
         raise ConfigError(f"algorithm.name: {name!r} is unknown (known: {names}){_checks.meant(name, known)}")
@@ -169,7 +169,7 @@ def find_preset(config: Config) -> Callable[..., Server]:
 
 
 def algorithm_name(config: Config) -> str:
-    """Return the name of the preset, or of the function that a program passes."""
+    """Return the name of the preset, or of the user's function that makes the server."""
     if config.algorithm.name != "given":
         return config.algorithm.name
     preset = config.passed("algorithm.name")
@@ -178,7 +178,8 @@ def algorithm_name(config: Config) -> str:
 
 
 def build_server(config: Config, module: nn.Module, clients: int, distill: Distillation | None = None) -> Server:
-    """Call the preset. ConfigError: the preset or a keyword is unknown. The message lists the known names."""
+    """Call the preset and return its server. ConfigError: the preset or a keyword is unknown, or a keyword is missing.
+    The message lists the known or missing names."""
     name, preset, settings = algorithm_name(config), find_preset(config), config.algorithm.keywords
     accepted, required, _, positional, _ = _keywords.of(preset)
     if wrong := [key for key in settings if key not in accepted]:
@@ -246,7 +247,8 @@ def build_schedule(config: Config, server: Server, sizes: Sequence[int], sent: S
 
 
 def check(config: Config) -> None:
-    """Raise the errors that a run of ``config`` would raise before it loads its data and builds its model."""
+    """Raise the errors that a run of ``config`` would raise before it loads its data and builds its model. If the
+    algorithm is the user's own function, the function is not called, and the clients and delays are not checked."""
     build_device(config.run.device)
     if (folder := getattr(config.data, "dir", None)) is not None and not Path(folder).expanduser().is_dir():
         raise DataError(f"data.dir: the data folder {folder} does not exist")
@@ -277,7 +279,7 @@ def build_sampling(config: Config, clients: int, history: History) -> sampling.U
 
 
 def lost_clients(config: Config) -> frozenset[int]:
-    """Return the clients that stop answering (``config.dropout``). The same seed gives the same clients."""
+    """Return the clients that stop answering (``config.dropout``). ConfigError: too few clients would stay."""
     clients = config.data.clients
     lost = round(config.dropout.share * clients)
     left = config.algorithm.keywords["clients_per_round"] if is_synchronous(config) else 1

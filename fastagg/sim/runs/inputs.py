@@ -2,9 +2,9 @@
 
 A run with other digests is another run. The digest of data covers the loaded samples, so other files with the same
 samples have the same digest. The digest of a function covers its code, the values that it holds, and everything that
-its code names: functions, classes, modules, global values, and files. The digest of a module covers its file, and the
-files of the user's modules that it imports. An object that cannot be read, such as a lock, has no digest. A run with
-such an input equals no other run. Importing this module imports no torch.
+its code names: functions, classes, modules, global values, and files. The digest of a user's module covers its file,
+and the files of the user's modules that it imports. An object that cannot be pickled, such as a lock, has no digest. A
+run with such an input equals no other run. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fastagg.sim.data.federated import FederatedData
 
 SCRIPT = ("__main__", "__mp_main__")  # the names of a script's module: in its process, and in processes that it started
-NONE = "none: "  # the beginning of the text that an input without a digest has instead. The reason follows.
+NONE = "none: "  # the beginning of the text in place of a digest, if an input has no digest. The reason follows.
 OF_DATA = ("data", "model")  # the keys of the digests that need the loaded data
 
 # Code in these folders is not the user's own: Python's library, this package, and installed packages (_INSTALLED).
@@ -64,8 +64,8 @@ def digests(
     """Return the digest of each input, by the input's key in a recipe. For an input without a digest, return NONE, the
     object and the reason.
 
-    ``load`` returns the data, and is called only if data is an input. None: the digests OF_DATA are left out. ``known``
-    is a cache of the digests OF_DATA. Data and code must not have changed since the cache was filled.
+    ``load`` returns the data, and is called only for a user's data or network. None: the digests OF_DATA are left out.
+    ``known`` is a cache of the digests OF_DATA. Data and code must not have changed since the cache was filled.
     """
     algorithm = config.algorithm
     things: dict[str, object] = {key: config.function(key) for key in ARGUMENTS}
@@ -92,8 +92,8 @@ def digests(
 
 
 def _part(kind: str, settings: object) -> type | None:
-    """Return the class of the user's own part that an algorithm's keyword names. None: the keyword names no such
-    part."""
+    """Return the user's own class that ``settings`` names, the value of an algorithm's keyword ``kind`` (such as
+    "direction"). None: ``settings`` names no such class."""
     name = settings.get("name") if isinstance(settings, Mapping) else settings
     part = registry.parts(kind).get(name) if isinstance(name, str) else None
     return None if part is None or _is_others(part.__module__) else part
@@ -164,15 +164,16 @@ def _with_packages(modules: Iterable[str]) -> set[str]:
 
 
 class _Reader:
-    """Computes digests of objects and of everything that they hold. Equal objects have the same digest."""
+    """Computes the digest of an object, which covers the object's type and everything that the object holds. Equal
+    objects of different types (1 and 1.0), or dicts of different orders, have different digests."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[object, bytes]] = {}  # by id: the object (a kept object keeps its id), its digest
-        self._open: dict[int, int] = {}  # the ids of the objects that are being read, and their depth
+        self._known: dict[int, tuple[object, bytes]] = {}  # by id: the object (which keeps the id in use), its digest
+        self._open: dict[int, int] = {}  # by id: the depth of each object that is being read
         self._modules: dict[str, bytes] = {}
 
     def digest(self, thing: object, where: str) -> bytes:
-        """Return the digest of ``thing``. _NoDigest: ``thing``, or an object that it holds, has none. ``where`` is the
+        """Return the digest of ``thing``. _NoDigest: ``thing``, or an object in it, has no digest. ``where`` is the
         name of ``thing`` in this error."""
         if (number := id(thing)) in self._known:
             return self._known[number][1]
@@ -251,7 +252,7 @@ class _Reader:
         function, arguments, state, items, pairs = [*made, None, None, None][:5]
         yield "", function
         yield from (("", part) for part in arguments)
-        for values in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # of __dict__ and slots
+        for values in state if isinstance(state, tuple) and len(state) == 2 else (state,):  # a pair: __dict__ and slots
             if isinstance(values, dict):
                 yield from ((f".{key}", value) for key, value in values.items())
             else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fastagg._types import Plain
 
-LAST = 5  # the mean accuracy of FADAS' Table 2 is over so many last versions of a run
+LAST = 5  # a run's accuracy is the mean over this number of last versions, as in FADAS' Table 2
 # A run's wall-clock time is divided among activities. "setup": loading and building. "server": dispatch and receive.
 ACTIVITIES = ("training", "server", "evaluation", "setup")
 
@@ -43,10 +43,10 @@ class EvaluationRow:
     """One evaluation: a line of metrics.csv.
 
     time: the virtual time, in the delay law's unit. accuracy: 0..1 on the test set. loss: the mean cross-entropy on the
-    test set. delay_mean and delay_max: the delays, in versions, of the updates since the row before. 0: there were no
-    updates. bytes_up: the bytes of all updates so far, as they were sent. bytes_down: the bytes of the models from
-    which these updates were trained. client_mean, client_worst, client_spread: the results of :func:`spread` for the
-    clients' accuracies on their own test samples. None: clients are not tested.
+    test set. A metric or loss of the user replaces the two. delay_mean, delay_max: the mean and the largest delay, in
+    versions, of the updates since the row before. Without updates both are 0. bytes_up: the bytes of all updates so
+    far, as they were sent. bytes_down: the bytes of the models from which these updates were trained. client_mean,
+    client_worst, client_spread: the results of :func:`spread` for clients' accuracies. None: clients are not tested.
     """
 
     version: int
@@ -64,20 +64,21 @@ class EvaluationRow:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean of the clients' accuracies, the mean of the lowest tenth (at least one), and the deviation."""
+    """Return three numbers about the clients' accuracies ``values``: the mean, the mean of the lowest tenth (at least
+    one client), and the population deviation."""
     worst = sorted(values, key=lambda value: (value == value, value))[: max(1, len(values) // 10)]  # NaN is the worst
     return statistics.fmean(values), statistics.fmean(worst), deviation(values)
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the population deviation of ``values``. NaN: a value is not finite. Python's function would raise then."""
+    """Return the population deviation of ``values``. If a value is not finite, return NaN instead of raising."""
     return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 @dataclass(frozen=True)
 class ClientRow:
     """A line of clients.csv: a client's number of training samples, number of received updates, and last accuracy on
-    the client's own test samples. None: the client was not tested."""
+    the client's own test samples. An accuracy of None: the client was not tested."""
 
     client: int
     samples: int
@@ -94,7 +95,7 @@ class DelayRow:
 
 
 class DelayStatistics(Counter[int]):
-    """The number of updates with each delay. Memory grows with the largest delay, not with the number of updates."""
+    """The number of updates with each delay. Memory grows with the number of different delays, not of updates."""
 
     @property
     def mean(self) -> float:
@@ -110,8 +111,8 @@ class DelayStatistics(Counter[int]):
 
 
 def reaching(rows: Sequence[EvaluationRow], target: float, every: int = 1) -> EvaluationRow | None:
-    """Return the first evaluation with at least the accuracy ``target``, or None. Only the last evaluation up to each
-    multiple of ``every`` updates counts, so that runs with more tests have no advantage."""
+    """Return the first evaluation with at least the accuracy ``target``. None: there is no such evaluation. Only the
+    last evaluation up to each multiple of ``every`` updates counts, so that runs with more tests have no advantage."""
     last = {-(-row.uploads // every): row for row in rows}
     return next((row for row in last.values() if row.accuracy >= target), None)
 

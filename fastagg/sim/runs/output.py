@@ -1,5 +1,5 @@
 """Writes and reads files of results. A file is written under another name and then renamed. So a full disk or a kill
-leaves no partial file."""
+leaves no partial file under the file's own name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def writing(out: Path) -> AbstractContextManager[None]:
 
 
 def check_folder(out: Path) -> None:
-    """Raise DataError if ``out`` is no folder and cannot become one."""
+    """Raise DataError if ``out`` exists and is not a folder."""
     if out.exists() and not out.is_dir():
         raise DataError(f"cannot write results to {out}: expected a folder, got a file; --out takes another one")
 
@@ -85,6 +85,6 @@ def read_json(path: Path, keys: Collection[str] = (), what: str = "a JSON object
 
 
 def summary_json(summary: Plain) -> str:
-    """Return the summary as JSON. A NaN or infinite loss (a diverged run) becomes null."""
+    """Return the summary as JSON. Numbers that are NaN or infinite, such as a diverged run's loss, become null."""
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary.items()}
     return json.dumps(finite, indent=2, allow_nan=False) + "\n"

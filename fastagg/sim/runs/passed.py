@@ -1,7 +1,7 @@
 """Makes a Config from a recipe in which a program passes objects instead of names.
 
 A program may pass a function instead of "module:function", and a FederatedData instead of the name of a data set. The
-Config then has the text "given" at this key, and holds the object separately. So every run has a Config.
+Config then has the text "given" instead of a name, and holds the object separately (``Config.held``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastagg.errors import ConfigError
 from fastagg.sim import recipes
 from fastagg.sim.recipes.config import ARGUMENTS, Config, changed, from_dict
 
-# The sections in whose place a program may pass a single value, and the dotted key that this value then gets.
+# The keys at which a program may pass a single value instead of a section, and the dotted key that this value gets.
 _ALONE = {
     "algorithm": "algorithm.name", "delay": "delay.name", "sampling": "participation.sampling", "model": "model.name",
     "data": "data.name",
@@ -28,7 +28,7 @@ def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
 
     ``values`` is nested, or has dotted keys. A function in place of a section is the section's name: ``{"delay": law}``
     means ``{"delay": {"name": law}}``. A text in place of the section ``algorithm`` is the algorithm's name.
-    ConfigError: ``model`` is not a function. DataError: clients cannot train on the data.
+    ConfigError: a single value for ``model`` is not a function. DataError: clients cannot train on passed data.
     """
     plain: Plain = {}
     held: Plain = {}
@@ -60,8 +60,9 @@ def taken(values: Mapping[str, object]) -> tuple[Plain, Plain]:
 
 
 def configured(recipe: Config | str | Plain, changes: Plain | None = None, more: Plain | None = None) -> Config:
-    """Return the Config of a recipe, which is a name, a path, a dict or a Config. ``changes`` maps dotted keys to new
-    values. ``more`` has further changes. In ``more``, None means no change. All three may contain objects.
+    """Return the Config of a recipe, which is a name, a path, a dict or a Config. ``changes`` and ``more`` map dotted
+    keys to new values. ``more`` overrides ``changes``, but a value of None in ``more`` has no effect. A recipe's dict,
+    ``changes`` and ``more`` may have objects as values.
 
     ConfigError or DataError: a value is invalid.
     """

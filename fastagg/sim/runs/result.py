@@ -1,11 +1,11 @@
 """A run's result and its folder.
 
 inputs.json (digests of data and code) and config.toml are written first. During the run metrics.csv and checkpoint.pt
-have the state of the last checkpoint. summary.json is written last.
+have the state of the last checkpoint. At the end, summary.json is written after all other results.
 
-The checkpoint is a server's checkpoint, which ``fastagg.load`` can read. It also has the simulator's state, as "run".
-The simulator's state has counters instead of random generators, because all draws are keyed (seeds.py). Except for the
-rows of metrics.csv, the state does not grow with the length of a run. Importing this module does not import torch.
+The checkpoint is a server's checkpoint, which ``fastagg.load`` can read. Until the run's end it also has the
+simulator's state, as "run". This state has counters instead of random generators, because all draws are keyed
+(seeds.py), and grows with a run only by the rows of metrics.csv. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Result:
     weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     def at(self, target: float | None, every: int = 1) -> Result:
-        """Return a copy of the result with the numbers for another ``target`` accuracy. None: the run's own target.
-        Only one test in ``every`` updates counts."""
+        """Return a copy of the result with the numbers for the accuracy ``target``. None: the run's own target.
+        ``every``: as in :func:`fastagg.sim.runs.metrics.reaching`."""
         target = self.config.run.target if target is None else checked_target(target)
         numbers = summarise(self.rows, target, self.summary["stopped"], every) | {"target_updates": every}
         run = self.config.run.model_copy(update={"target": target})
@@ -89,14 +89,14 @@ class Result:
 
     @property
     def updates_between_tests(self) -> int:
-        """The median number of updates between two tests. The additional tests of the last versions are left out."""
+        """The median number of updates between two tests of versions that ``run.evaluate_every`` divides."""
         ends = [row.uploads for row in self.rows if row.version % self.config.run.evaluate_every == 0]
         gaps = [end - begin for begin, end in itertools.pairwise(ends) if end > begin]
         return max(1, int(statistics.median(gaps or [self.rows[-1].uploads])))
 
     @property
     def model(self) -> Mapping[str, Tensor]:
-        """The final model on the server, for ``module.load_state_dict``. A result with a folder reads it from there.
+        """The final model on the server, for ``module.load_state_dict``. It may be read from the folder's checkpoint.
 
         CheckpointError: the folder has no readable checkpoint. DataError: the result has neither weights nor a folder.
         """
@@ -133,9 +133,7 @@ def _written(folder: Path) -> list[Path]:
 
 def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> Result | None:
     """Return the result in ``out`` if it is of a finished run with the same config and inputs. Otherwise, or if a file
-    is damaged, return None.
-
-    ``known``: as in :func:`fastagg.sim.runs.inputs.digests`."""
+    is damaged, return None. ``known``: as in :func:`fastagg.sim.runs.inputs.digests`."""
 
     @cache
     def load() -> FederatedData:
@@ -152,7 +150,7 @@ def finished(config: Config, out: Path, known: dict[object, dict[str, str]]) -> 
 
 class Folder:
     """Writes and reads the folder ``out`` of a run of ``config``. ``inputs``: the digests of the run's data and code.
-    ``unknown``: the keys of inputs whose digests cannot be computed, because the data cannot be loaded."""
+    ``unknown``: the keys of the digests that cannot be computed now, because the data cannot be loaded."""
 
     def __init__(self, out: Path, config: Config) -> None:
         self.out, self.config = out, config
@@ -162,8 +160,8 @@ class Folder:
         self._kept = time.monotonic()
 
     def same_config(self, resume: Resume, replace: bool) -> bool:
-        """Return whether the folder holds a run of exactly this config that ``resume`` continues. ConfigError: the
-        folder has a comparison, or files would be overwritten without ``replace``."""
+        """Return whether the folder has a run of exactly this config that ``resume`` continues. ConfigError: a
+        comparison would be overwritten. Without ``replace``, also: other files would be, or the config differs."""
         there = begun(self.out) if resume == "never" else ""
         if there == COMPARISON or (there and not replace):
             go_on, delete = '--resume (resume="go on") goes on with it', "--replace (replace=True) deletes it"
@@ -201,15 +199,15 @@ class Folder:
         return [f"no digest of {reason}" for reason in reasons]
 
     def warn(self) -> None:
-        """Warn that the run will be run again at each start, and name the inputs without a digest. Each warning is
-        logged once in a process."""
+        """If inputs have no digest, warn that the run will be run again at each start, and name them. A process logs
+        each warning once."""
         for text in sorted({*self._lacking()} - _told):
             _told.add(text)
             _log.warning("%s: %s: the run is run again whenever it is started", self.out, text)
 
     def read(self) -> Result | None:
-        """Return the result in the folder, with accuracies from its rows. None: the folder has no summary. DataError: a
-        file is damaged."""
+        """Return the result in the folder. The result's accuracies and target times are computed from metrics.csv.
+        None: the folder has no summary. DataError: a file is damaged."""
         if (summary := output.read_summary(self.out / "summary.json")) is None:
             return None
         rows = output.read_rows(EvaluationRow, self.out / "metrics.csv")
@@ -230,7 +228,7 @@ class Folder:
         return result
 
     def restore(self, simulation: Simulation) -> bool:
-        """Let a new ``simulation`` continue from the checkpoint. Return False if there is no checkpoint of a run.
+        """Let a new ``simulation`` continue from an unfinished run's checkpoint. Return False if there is none.
 
         CheckpointError: the checkpoint is damaged or belongs to another config.
         """

@@ -47,19 +47,20 @@ def run(
     The same config gives the same rows, bit for bit, on one machine and torch version.
 
     Args:
+        progress: callbacks about the run. None: no callbacks.
         trackers: objects that get every new row of metrics.csv, and are closed at the end (:mod:`fastagg.trackers`).
-        resume: what happens if ``out`` has a run. "never" refuses this run. "go on" continues this run from its last
-            checkpoint, with the same result as an uninterrupted run. A finished run is only read. A run with another
-            config, other data or other code of the user is refused. "again" is like "go on", but a run with other data
-            or other code begins anew.
+        resume: what happens if ``out`` has a run. "never" refuses that run with an error. "go on" continues that run
+            from its last checkpoint, with the same result as an uninterrupted run. A finished run is only read. A run
+            with another config, other data or other code of the user is refused. "again" is like "go on", but a run
+            with other data or other code begins anew.
         replace: whether to delete a run that would otherwise be refused, and to begin anew.
         stop: a function that is called before every update. If it returns True, the run stops as after ctrl-C.
         picture: the format of the picture of the accuracy, such as "png".
         workers: the number of threads of this process that train clients. This number has no effect on the results.
 
     Raises:
-        DataError: ``out`` cannot be written. This is checked before any training.
-        ConfigError: the run in ``out`` is refused.
+        DataError: the data cannot be loaded, or ``out`` cannot be written. The first files are written before training.
+        ConfigError: the run in ``out`` is refused, or a setting is invalid.
         CheckpointError: a checkpoint is damaged.
     """
     _checks.whole("workers", workers, least=1, most=MOST_WORKERS)
@@ -94,7 +95,7 @@ def run(
 
 @contextmanager
 def torch_settings(threads: int) -> Iterator[None]:
-    """Set the number of torch's threads, and torch's original default type and device, for a ``with`` block."""
+    """Set the number of torch's threads, the default type fp32 and the default device CPU, for a ``with`` block."""
     before, dtype = torch.get_num_threads(), torch.get_default_dtype()
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
@@ -219,4 +220,4 @@ def _finish(folder: Folder, result: Result, simulation: Simulation, picture: str
         output.write_text(out / "report.html", page)
         output.write_text(out / "summary.json", output.summary_json(result.summary))
         if not result.summary["interrupted"]:
-            simulation.server.save(folder.checkpoint)  # open tasks are no longer needed
+            simulation.server.save(folder.checkpoint)  # without the simulator's state, which is no longer needed

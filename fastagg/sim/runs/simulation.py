@@ -31,7 +31,7 @@ from fastagg.timing import Stopwatch
 
 _log = logging.getLogger("fastagg")
 
-AHEAD = 2**24  # the most elements, in all, of updates that are trained before they are due
+AHEAD = 2**24  # this number of elements, in all updates together, may be trained before the updates are due
 # The simulation's attributes that a checkpoint contains unchanged.
 KEPT = ("uploads", "bytes_up", "bytes_down", "largest", "warm_up", "dropped", "client_accuracy")
 
@@ -48,7 +48,7 @@ class Simulation:
     """All parts of one run. :meth:`step` receives one client update."""
 
     def __init__(self, config: Config, data: FederatedData | None = None, workers: int = 1) -> None:
-        """``data``: the config's data. None: load it. :meth:`close` ends the threads."""
+        """``data`` None: load the config's data. ``workers``: the number of training threads. ``close`` ends them."""
         self.config = config
         self.own = chosen(config)
         self.stopwatch = Stopwatch(ACTIVITIES)
@@ -93,12 +93,12 @@ class Simulation:
                 self._parts["differences"] = self.differences
         self.rows: list[EvaluationRow] = []
         self.uploads = self.bytes_up = self.bytes_down = 0
-        self.client_accuracy: list[float] = []  # by client, at the last evaluation. Empty: clients are not tested.
+        self.client_accuracy: list[float] = []  # by client, at the last evaluation. Empty: no client was tested.
         self.delays = DelayStatistics()
         self._recent = DelayStatistics()
-        self.rounds = DelayStatistics()  # the largest delay among the updates of each server version
+        self.rounds = DelayStatistics()  # by largest delay of a version's updates: the number of server versions
         self.statistics = {"all": self.delays, "recent": self._recent, "rounds": self.rounds}
-        self.largest = 0  # the largest delay since the version changed
+        self.largest = 0  # the largest delay of an update since the version changed
         self.dropped = False
         self.diverged = ""  # the error with which the run diverged. Empty: it has not diverged.
         self.client_uploads: Counter[int] = Counter()
@@ -126,7 +126,7 @@ class Simulation:
         return [] if self._early else self.schedule.in_flight()
 
     def _make(self, job: Job) -> PreparedUpdate:
-        """Return a job's update before its encoding, the number of bytes that are sent, and the further arrays sent."""
+        """Return a job's update before its encoding, the number of bytes to send, and the further arrays to send."""
         update = self.job_trainer.take(job, self._in_flight)
         if self.differences is not None:
             update = self.differences.difference(job.client, update)
@@ -213,8 +213,8 @@ class Simulation:
         return self.module
 
     def _by_client(self, model: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
-        """Test every client on its own test samples, if there are any. A client with a personal model is tested with
-        that model."""
+        """Return every client's accuracy on its own test samples. Empty: there are no such samples. A client with a
+        personal model is tested with that model."""
         accuracies, own, states = [], self.own, getattr(self.trainer, "states", {})
         for client, samples in enumerate(self.data.tests or ()):
             personal = own.personal if (state := states.get(client)) is not None else None

@@ -47,7 +47,8 @@ WEIGHTS = {"samples": "by their clients' samples", "uniform": "all alike"}
 
 
 def table(groups: Sequence[Group], baseline: str | None = None, lost: Sequence[Group] = ()) -> Sheet:
-    """Return the table with a line for each group. ``lost``: groups in which all runs failed, which also get a line."""
+    """Return the table with a line for each group. With a ``baseline``, a column has the groups' speedups over the
+    baseline. ``lost``: groups in which all runs failed, which also get a line."""
     baseline, target = name_of(groups, baseline), goal(groups)
     end = "target" if target is None else f"{target:.0%}"
     several, count = len({tuple(group.seeds) for group in groups}) > 1, max(len(group.results) for group in groups)
@@ -92,7 +93,7 @@ def _caption(groups: Sequence[Group], baseline: str | None) -> str:
 
 def pivot(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Sheet | None:
     """Return a table with a row for each method and a column for each setting. A cell with fewer seeds than the others
-    shows its number of seeds. Cells of ``lost`` groups show n=0.
+    shows its number of seeds. ``lost``: groups in which all runs failed. Their cells show n=0.
 
     None: there is only one setting.
     """
@@ -112,13 +113,13 @@ def pivot(groups: Sequence[Group], lost: Sequence[Group] = ()) -> Sheet | None:
 
 
 def scale(measure: str) -> float:
-    """Return the factor of a number of summary.json in tables. Accuracies and shares are shown in percent."""
+    """Return the factor by which tables multiply the number ``measure``: 100 for accuracies and shares, otherwise 1."""
     return 100.0 if re.search("accuracy|share|client_(mean|worst|spread)", measure) else 1.0
 
 
 def differences(groups: Sequence[Group], baseline: str | None = None) -> Sheet | None:
-    """Return the table of the differences between methods in each setting, with paired tests over seeds. None: no two
-    methods have two seeds in common."""
+    """Return the table of the differences between methods in each setting, with paired tests over seeds. With a
+    ``baseline``, only pairs with this method are tested. None: no two methods have two seeds in common."""
     rows, several = list[list[str]](), by_setting(groups)
     for members in several:
         base = name_of(members, baseline)  # None if the baseline has no run in this setting
@@ -159,7 +160,7 @@ def _test(tests: Sequence[Contrast]) -> str:
 
 def _number(value: Spread, digits: int = 1, unit: str = "", none: str = "–", count: int = 0) -> str:
     """Return a mean and its deviation as text. If ``unit`` is in seconds, the numbers are times in words. The text also
-    has the number of seeds if this number is below ``count``."""
+    has the number of seeds if this number is below ``count``. ``none``: the text if there is no mean."""
     if value.mean is None:
         return none
     mean, deviation = (
@@ -232,8 +233,9 @@ def _notes(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def verdict(groups: Sequence[Group], baseline: str | None) -> str:
-    """Return a sentence that names the method of a setting that reaches the target first, and how many times sooner
-    than ``baseline``. Empty: no method reaches the target, or no method is sooner than all others."""
+    """Return a sentence, without a full stop, that names the method of a setting that reaches the target first. The
+    sentence also says how many times sooner than ``baseline``, if this is another method that reaches the target.
+    Empty: no method reaches the target, or no method is sooner than all others."""
     base, target = name_of(groups, baseline), goal(groups)
     times, methods = _times(groups, base, least=1), [group.method for group in groups]
     missed = {group.method for group in groups if group.over("time_to_target").mean is None}
@@ -255,8 +257,8 @@ def verdict(groups: Sequence[Group], baseline: str | None) -> str:
 
 
 def sentences(groups: Sequence[Group], baseline: str | None) -> list[str]:
-    """Return the conclusions from the runs of one setting: the verdict, why the baseline is slow, which methods miss
-    the target, and which differences the tests show, with the numbers of the table of differences."""
+    """Return the conclusions from the runs of one setting: the verdict, the reason if the baseline waits for rounds,
+    the methods that miss the target or diverge, and the differences that the tests show."""
     lines, base = [], name_of(groups, baseline)
     if text := verdict(groups, baseline):
         lines.append(f"{text}.")
@@ -292,7 +294,8 @@ def factor(ratio: float) -> str:
 
 
 def report(groups: Sequence[Group], conclusions: Conclusions, pictures: Mapping[str, bytes], title: str = "") -> str:
-    """Return one HTML page with ``groups``, their ``conclusions``, and PNG ``pictures``. A single run is a group."""
+    """Return one HTML page with the settings of ``groups``, their ``conclusions``, and PNG ``pictures``. ``title``
+    empty: the methods' names are the title."""
     blocks = [(page.paragraph if place else page.heading)(text) for place, text in enumerate(conclusions.sentences)]
     blocks += [page.table(sheet) for sheet in conclusions.sheets]
     blocks += [page.picture(name, png) for name, png in pictures.items()]

@@ -40,9 +40,9 @@ def pictures(
 
 
 def curves(groups: Sequence[Group], title: str = "", fields: Sequence[str] = (), width: float | None = None) -> Figure:
-    """Draw test accuracy over virtual time, server versions and client updates. ``fields``: the only x axes to draw, by
-    their keys in :func:`series.x_axes`. A curve is the mean over seeds, with a band of one sample deviation to either
-    side. ``width``: the width in inches. Axes that do not fit stand below. None: all axes stand side by side.
+    """Draw test accuracy over the x axes ``fields``, keys of :func:`series.x_axes`. Empty: all x axes. A curve is the
+    mean over seeds, with a band of one sample deviation to either side. ``width``: the picture's width in inches. Plots
+    that do not fit side by side go into further lines. None: all plots stand side by side.
     """
     panels = {key: axis for key, axis in series.x_axes(groups).items() if key in fields or not fields}
     columns = len(panels) if width is None else max(1, min(len(panels), int(width / 2.1)))
@@ -66,10 +66,8 @@ def curves(groups: Sequence[Group], title: str = "", fields: Sequence[str] = (),
 
 
 def _panel(axes: Axes, groups: Sequence[Group], field: str, factor: float) -> None:
-    """Draw the mean accuracy over one ``field`` of the rows, with a band over seeds, and the target.
-
-    The y axis begins at zero and ends above every curve and the target.
-    """
+    """Draw the mean accuracy over one ``field`` of the rows, times ``factor``, with a band over seeds, and the target.
+    The y axis begins at zero and ends above every curve and the target, at 100.5 at most."""
     high, xs, target = 1.0, [], goal(groups)
     for number, (group, label) in enumerate(zip(groups, series.line_labels(groups), strict=True)):
         x, mean, deviation = series.mean_curve(group, field)
@@ -105,8 +103,8 @@ def _seeds(groups: Sequence[Group]) -> str:
 
 def to_target(groups: Sequence[Group], title: str, baseline: str | None, width: float | None = None) -> Figure | None:
     """Draw how soon each method reaches the target. A bar shows the method's time and its ratio to ``baseline``. Next
-    to the bars, or below them if the ``width`` is small, is the accuracy over time. The heading is the verdict.
-    ``title`` stands below the heading. None: there is no verdict.
+    to the bars, or below them with a ``width`` under 6 inches, is the accuracy over time. The heading is the verdict.
+    ``title`` stands below the heading. None: there is no verdict, or runs have different targets or units of time.
     """
     text, scale, target = findings.verdict(groups, baseline), series.x_axes(groups).get("time"), goal(groups)
     if not text or scale is None or target is None or len(groups) < 2:

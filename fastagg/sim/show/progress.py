@@ -15,7 +15,7 @@ class Progress:
     """Callbacks of a run. In this class they do nothing."""
 
     def advanced(self, share: float) -> None:
-        """Called at every client update. ``share``: the finished share of the run, from 0 to 1."""
+        """Called before every client update, and at the end. ``share``: the finished share of the run, from 0 to 1."""
 
     def evaluated(self, row: EvaluationRow) -> None:
         """Called after every evaluation, with its row of metrics.csv."""

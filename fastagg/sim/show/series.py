@@ -10,12 +10,13 @@ from fastagg.sim.comparison.groups import Group, by_setting, choice_keys, settin
 from fastagg.sim.runs.metrics import seconds, unit_text
 
 MOST_LINES = 6  # the most lines in a picture
-FAR = 8  # if the longest curve is over this many times as long as the shortest, the x axis is logarithmic
+FAR = 8  # the x axis is logarithmic if the longest curve is more than this many times as long as the shortest curve
 UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 
 
 def time_scale(longest: float, unit: str) -> tuple[str, float]:
-    """Return the label of an axis of virtual times up to ``longest``, and the factor for times on this axis."""
+    """Return the label of an axis of virtual times, and the factor from times in ``unit`` to numbers on this axis.
+    ``longest``: the largest of the times, in ``unit``."""
     if not (known := seconds(unit)):
         return f"virtual time ({unit_text(unit)})", 1.0
     name, size = next(pair for pair in UNITS if longest * known >= 2 * pair[1] or pair[1] == 1)
@@ -44,10 +45,10 @@ def far_apart(xs: Sequence[Sequence[float] | np.ndarray]) -> bool:
 
 
 def mean_curve(group: Group, field: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return x, the mean accuracy at x in percent, and its sample deviation (None for one seed), each [points].
+    """Return values x of ``field``, the mean accuracy at x in percent, and its sample deviation (None for one seed).
 
     Seeds are evaluated at different x, so each curve is interpolated linearly. The mean ends at the end of the shortest
-    curve, because from there on fewer seeds would be left.
+    curve, because from there on fewer seeds would be left. The arrays are [points].
     """
     xs = [np.array([getattr(row, field) for row in result.rows], dtype=float) for result in group.results]
     x = np.unique(np.concatenate(xs))
@@ -70,7 +71,7 @@ def line_labels(groups: Sequence[Group]) -> list[str]:
 
 
 def few_lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Divide the groups by grid keys, the first key first, until no picture has more than MOST_LINES lines.
+    """Divide the groups by grid keys until no picture has more than MOST_LINES lines, or no key is left.
 
     Returns the groups of each picture by the picture's name. The name is empty if there is only one picture.
     """
