@@ -1,9 +1,9 @@
-"""The server side of (asynchronous) federated learning at memory-bandwidth speed.
+"""The server side of synchronous and asynchronous federated learning, at the speed of the memory.
 
-Every algorithm's server step is one pass over memory, on CPU and CUDA. Start with a preset
-(:func:`FADAS`, :func:`FedBuff`, :func:`FedAsync`) or assemble a :class:`Server` from parts.
+A server's step is one pass over memory for most algorithms, on CPUs and CUDA devices. Start with a preset
+(:func:`FADAS`, :func:`FedBuff`, :func:`FedAsync`), or assemble a :class:`Server` from parts.
 
-torch is imported only when the first public name is used, so that ``fastagg --help`` answers at once.
+torch is imported only when the first public name is used, so that ``fastagg --help`` takes little time.
 """
 
 import sys
@@ -48,8 +48,8 @@ if not TYPE_CHECKING:  # a type checker that sees this function would accept eve
 
     def __getattr__(name: str) -> object:
         if not name.startswith("__") or name in ("__all__", "__version__"):
-            # `from fastagg import ops` calls this function first. It must then import only `ops`, because inside the
-            # package other modules may be half imported at that moment.
+            # `from fastagg import ops` calls this function first. Then only `ops` may be imported, because a module of
+            # the package may run this line while other modules are half imported.
             if find_spec(f"fastagg.{name}") is not None:
                 return import_module(f"fastagg.{name}")
             _import_everything()

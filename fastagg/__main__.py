@@ -1,4 +1,4 @@
-"""``python -m fastagg`` is the ``fastagg`` command."""
+"""Runs the ``fastagg`` command, for ``python -m fastagg``."""
 
 from fastagg.cli import main
 

@@ -1,5 +1,5 @@
-"""Loads the compiled extension at import, and describes it. Other modules import the extension from here. Functions set
-the extension's number of threads and its instruction set."""
+"""Loads the compiled extension at import. Other modules import the extension, ``native``, from here. Functions describe
+the build, and set the extension's number of threads and its instruction set."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ except ModuleNotFoundError:
 from fastagg import _checks, tuning  # imported after the extension, because tuning imports the extension, too
 
 WITH_CUDA = "pip install --config-settings=cmake.define.FASTAGG_CUDA=ON ."
-_MOST_THREADS = 4096  # more than the cores of any machine, so a larger number is a mistake
+_MOST_THREADS = 4096  # a larger number of threads is taken for a mistake, and refused
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: the CPU affinity and a quota of its control group limit them."""
+    """Return how many cores this process may use, by its CPU affinity and the CPU quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -40,8 +40,8 @@ def usable_cores() -> int:
 def set_num_threads(count: int) -> None:
     """Use ``count`` threads (the caller's included) for CPU kernels, from the next call on.
 
-    The start value is the number of cores that the process may use, or the environment variable
-    ``FASTAGG_NUM_THREADS``. Results do not depend on the number of threads.
+    At import the number is that of the environment variable ``FASTAGG_NUM_THREADS`` or, without this variable, the
+    number of cores that the process may use. Results do not depend on the number of threads.
 
     Raises:
         ConfigError: ``count`` is not a whole number in 1..4096.
@@ -55,9 +55,10 @@ def get_num_threads() -> int:
 
 
 def set_isa(name: str) -> None:
-    """Use the CPU kernels for the instruction set ``name``. Only tests need this. ``fastagg info`` lists the names.
+    """Use the CPU kernels for the instruction set ``name``, for tests. ``fastagg info`` lists the names.
 
-    The environment variable ``FASTAGG_ISA`` does the same at import. Results do not depend on the instruction set.
+    At import, the environment variable ``FASTAGG_ISA`` does the same. Without the variable, the best instruction set of
+    the processor is used. Results do not depend on the instruction set.
 
     Raises:
         ConfigError: the instruction set is not in this build, or this processor does not have it.
@@ -103,7 +104,7 @@ def facts() -> Plain:
     """Return facts about this machine and its software as plain data, for bug reports and pages of results."""
     import numpy as np
 
-    built, torch = build_info(), sys.modules.get("torch")  # this function does not import torch
+    built, torch = build_info(), sys.modules.get("torch")  # None: torch has not been imported
     return {
         "fastagg": built.pop("version"),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Finds the compiled extension when Python runs in a clone's folder, where ``fastagg/`` has only sources.
+"""Loads the compiled extension if Python runs in the folder of a clone, where ``fastagg/`` has only sources.
 
 An extension that was compiled from other C++ sources than the clone's is refused. Only _build.py calls this module.
 """
@@ -19,7 +19,8 @@ _NAME = "fastagg._native"
 
 
 def extension() -> ModuleType:
-    """Load the newest extension in this clone's build folders. If there is none, load the installed package's."""
+    """Load and return the newest extension in this clone's build folders. If there is none, take the installed
+    package's. ImportError: there is neither, or the extension is of other sources."""
     built = sorted(_ROOT.glob(f"build/*/_native{EXTENSION_SUFFIXES[0]}"), key=lambda path: path.stat().st_mtime)
     spec = spec_from_file_location(_NAME, built[-1]) if built else _installed()
     if spec is None or spec.loader is None:
@@ -50,7 +51,7 @@ def _installed():  # type: ignore[no-untyped-def]  # the type's name in typeshed
 
 
 def _sources() -> str:
-    """Return the digest of the C++ sources, as cmake/digest.cmake computes it."""
+    """Return the digest of the clone's C++ sources. cmake/digest.cmake computes the extension's in the same way."""
     suffixes = {".cpp", ".cu", ".cuh", ".h", ".inl"}
     paths = (path for folder in ("csrc", "tests/emulation") for path in (_ROOT / folder).rglob("*"))
     names = sorted(str(path.relative_to(_ROOT)) for path in paths if path.suffix in suffixes)

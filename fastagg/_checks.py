@@ -1,6 +1,6 @@
-"""Checks arguments. An error's message has the argument, the expected values, the actual value, and what to do.
+"""Checks arguments. An error's message has the argument, the expected values, the actual value, and often what to do.
 
-All modules may use this one. It imports neither torch nor the extension, so that the command line answers at once.
+All modules may use this module. It imports neither torch nor the extension, because the command line must start fast.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from fastagg._types import Arrays
 from fastagg.errors import ConfigError
 
-_LARGEST = 3.4e38  # the largest number of float32, the type in which kernels compute
+_LARGEST = 3.4e38  # about the largest number of float32, the type in which kernels compute
 _MOST = 2**63 - 1  # the largest whole number in native code
 
 # Names in other libraries and papers -> our names for the same argument or method, if the spellings differ too much for
-# a guess. An error proposes the first of our names that exists where the wrong name was used.
+# a guess. The message of an error proposes the first of our names that exists in the place of the wrong name.
 _ELSEWHERE = {
     "learning_rate": ("lr", "alpha"), "server_lr": ("lr", "alpha"), "server_learning_rate": ("lr", "alpha"),
     "eta": ("lr", "alpha"), "lr": ("alpha", "lam"), "step_size": ("lr",), "epsilon": ("eps",), "tau": ("eps",),
@@ -45,7 +45,7 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def warn(text: str) -> None:
-    """Warn about the source line outside fastagg that made the call."""
+    """Warn with ``text``. The warning shows the source line outside fastagg that made the call."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
@@ -59,8 +59,7 @@ class SettingRule(NamedTuple):
         default: the setting's value if it is left out and the declaration has no default of its own.
         least, above, below, most: the range of a number. ``above`` and ``below`` exclude the bound.
         name: the setting's name in messages. Empty: the name in the declaration.
-        free: whether the setting may differ from the last opening of the server's folder (:func:`fastagg.open`),
-            because it does not affect the model.
+        free: whether a server's folder may be opened with another value than before (:func:`fastagg.open`).
         kept: whether a checkpoint contains the setting.
     """
 
@@ -85,7 +84,7 @@ Size = Annotated[int, SettingRule(least=1, name="buffer_size")]
 
 
 class _ShortRepr(reprlib.Repr):
-    """Shows arrays, models and classes by their kind. Shows everything else by its shortened repr."""
+    """Shows a class by its name, a model by its class, and an array by its type and shape. Shortens other reprs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +102,7 @@ class _ShortRepr(reprlib.Repr):
 
 
 def wrong(name: str, expected: str, value: object, do: str = "") -> str:
-    """Return the message of a refusal. ``do`` tells the user what to do, with the line to type if there is one."""
+    """Return the message about a wrong value of ``name``. ``do``: what the user should do. Empty: nothing is added."""
     return f"{name}: expected {expected}, got {shown(value)}" + (f"; {do}" if do else "")
 
 
@@ -116,18 +115,19 @@ def shown(value: object) -> str:
 
 
 def no_attribute(owner: object, name: str) -> AttributeError:
-    """Return the error about a missing attribute of one of our objects, or of the package itself."""
+    """Return the error about a missing attribute of ``owner``. The message has a similar attribute, if there is one."""
     what, near = f"{type(owner).__name__!r} object", ""
     if not name.startswith("_"):
         near = meant(name, [known for known in dir(owner) if not known.startswith("_")])
     if isinstance(owner, ModuleType):
         what, near = f"module {owner.__name__!r}", near or f"; dir({owner.__name__}) lists what it has"
-    # If `obj` were an object, Python would add a suggestion of its own.
+    # With `obj`, Python would add a suggestion of its own.
     return AttributeError(f"{what} has no attribute {name!r}{near}", name=name, obj=None)
 
 
 def number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> float:
-    """Return ``value`` if it is a number that is finite in float32, ``> above`` and ``>= least``. None: no bound."""
+    """Return ``value`` as a float if it is finite in float32, ``> above`` and ``>= least`` (None: no bound). Otherwise
+    raise ConfigError."""
     bound = f" >= {least}" if least is not None else f" > {above}" if above is not None else ""
     if (
         isinstance(value, (int, float))
@@ -141,7 +141,7 @@ def number(name: str, value: object, *, above: float | None = None, least: float
 
 
 def whole(name: str, value: object, *, least: int, most: int | None = None) -> int:
-    """Return ``value`` if it is a whole number ``>= least`` and ``<= most``. None: at most ``2**63 - 1``."""
+    """Return ``value`` if it is an int in ``least..most``. Otherwise raise ConfigError. ``most`` None: 2**63-1."""
     limit = _MOST if most is None else most
     if isinstance(value, int) and not isinstance(value, bool) and least <= value <= limit:
         return value
@@ -151,15 +151,16 @@ def whole(name: str, value: object, *, least: int, most: int | None = None) -> i
 
 
 def flag(name: str, value: object) -> bool:
-    """Return ``value`` if it is True or False. A text such as "no" is refused."""
+    """Return ``value`` if it is True or False. Otherwise, also for a text such as "no", raise ConfigError."""
     if not isinstance(value, bool):
         raise ConfigError(wrong(name, "True or False", value, _in_python(name, value, bool)))
     return value
 
 
 def fits(name: str, value: Any, hint: Any) -> Any:
-    """Return ``value`` if it fits a type with its :class:`SettingRule`. The type is a number, a Literal of words, or a
-    tuple of numbers. A list becomes a tuple, because TOML and JSON have no tuples. Other types are not checked."""
+    """Return ``value`` if it fits ``hint``, a type with a :class:`SettingRule`. Otherwise raise ConfigError. The checks
+    are for bools, numbers with a rule, Literals of words, and tuples of such numbers. Other types are not checked. A
+    list becomes a tuple, because TOML and JSON have no tuples."""
     kinds = dict(_kinds(hint, None))
     if value is None and NoneType in kinds:
         return value
@@ -188,7 +189,7 @@ def fits(name: str, value: Any, hint: Any) -> Any:
 
 
 def _kinds(hint: Any, rule: SettingRule | None) -> Iterator[tuple[Any, SettingRule | None]]:
-    """Yield each type of a union with its rule, or with None if the type has no rule."""
+    """Yield each type of a union, or the only type, with its rule. ``rule``: the rule of the whole. None: no rule."""
     if get_origin(hint) is Annotated:
         yield from _kinds(hint.__origin__, hint.__metadata__[0])
     elif get_origin(hint) in (Union, UnionType):
@@ -199,7 +200,8 @@ def _kinds(hint: Any, rule: SettingRule | None) -> Iterator[tuple[Any, SettingRu
 
 
 def fields(owner: object, prefix: str = "") -> None:
-    """Check the fields of our own dataclasses that have rules. Fields of a user's subclass are not checked."""
+    """Check the fields of ``owner`` that a dataclass of fastagg declares. Fields of a user's subclass are not checked.
+    A list in a field for a tuple becomes a tuple. ``prefix``: stands before the fields' names in messages."""
     for name, hint in hints(own_class(owner)).items():
         value = getattr(owner, name)
         checked = fits(prefix + name, value, hint)
@@ -208,7 +210,7 @@ def fields(owner: object, prefix: str = "") -> None:
 
 
 def own_class(owner: object) -> type:
-    """Return the first class in the method resolution order of an object's class that is defined in fastagg."""
+    """Return the class of an object. If a user has defined it, return the first class of fastagg that it inherits."""
     return next(base for base in type(owner).__mro__ if base.__module__.startswith("fastagg."))
 
 
@@ -244,7 +246,7 @@ def path(name: str, value: object) -> Path:
 
 
 def parse_change(text: str) -> tuple[str, object]:
-    """Split "client.lr=0.1" into its key and its value. The value is read as TOML. If that fails, it is plain text."""
+    """Split "client.lr=0.1" into the key and the value. A value that is not valid TOML is plain text."""
     key, equals, value = text.partition("=")
     key, value = key.strip(), value.strip()
     if not equals or not key or not all(key.split(".")):
@@ -256,8 +258,8 @@ def parse_change(text: str) -> tuple[str, object]:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the message about an unknown name. It contains the most similar known name. If none is similar, it
-    contains all known names."""
+    """Return the message about an unknown name. The message has the most similar known name, or, without a similar one,
+    all known names. ``what``: the kind of name, such as "setting"."""
     known = sorted(known)
     return f"unknown {what} {name!r}" + (meant(name, known) or f"; known: {', '.join(known)}")
 
@@ -269,7 +271,8 @@ def meant(name: object, known: Iterable[str]) -> str:
 
 
 def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | None:
-    """Return the known name that was probably meant, or None. ``guess``: whether a similar spelling is enough."""
+    """Return the known name that was probably meant, or None. ``guess``: whether to accept a similar spelling. False:
+    only another library's name for it, the same letters in another case, or one word of it."""
     if not isinstance(name, str):
         return None
     by_lower = {spelling.lower(): spelling for spelling in known}
@@ -282,8 +285,7 @@ def nearest(name: object, known: Iterable[str], *, guess: bool = True) -> str | 
 
 
 def _in_python(name: str, value: object, kind: type) -> str:
-    """Return a hint how to write ``value`` in Python, if it is a number in quotes or a number of another library.
-    Otherwise return an empty text."""
+    """Return what to write if ``value`` is a ``kind`` in quotes or of another library. Otherwise return ""."""
     try:
         if isinstance(value, str) and kind is not bool:
             return f"write {kind(value)} without quotes"

@@ -1,6 +1,6 @@
 """Checks that optional packages are installed. Each belongs to an extra of fastagg, as listed in pyproject.toml.
 
-The core needs only torch and numpy. The command line, the simulator and the integrations need packages of the extras.
+The server needs only torch and numpy. For example the command line, the simulator and the service need more packages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from fastagg.errors import MissingDependency
 
-# The modules of each extra's packages, by the names under which they are imported.
+# The names under which the packages of each extra are imported.
 CLI = ("typer", "rich")
 METRICS = ("prometheus_client",)
 SERVE = (*CLI, "starlette", "uvicorn", "h11", "prometheus_client", "safetensors")

@@ -1,5 +1,5 @@
-"""Checks the names of a call's arguments. Presets, parts, the server and adapters use this. Wrong names raise
-WrongArguments, whose message says what to type."""
+"""Checks the names of a call's arguments. Presets, parts, the server and adapters use this module. A wrong or missing
+name raises WrongArguments. The message says what to type, if this is clear."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ R = TypeVar("R")
 class Keywords(NamedTuple):
     """The names of a function's arguments, without ``self``."""
 
-    settings: frozenset[str]  # keywords, including those of an unpacked TypedDict
-    required: frozenset[str]  # keywords without a default
-    named: tuple[str, ...]  # the function's own keywords, in order
+    settings: frozenset[str]  # keyword-only arguments, including those of a TypedDict in `**keywords`
+    required: frozenset[str]  # keyword-only arguments of the signature without a default
+    named: tuple[str, ...]  # keyword-only arguments of the signature, in order
     positional: tuple[str, ...]  # arguments that may also be positional, in order
-    needed: tuple[str, ...]  # all arguments without a default, in order
+    needed: tuple[str, ...]  # all arguments of the signature without a default, in order
 
 
 @cache
 def of(function: Callable[..., object]) -> Keywords:
-    """Return the names of ``function``'s arguments. They are computed at the first use, not at fastagg's import."""
+    """Return the names of ``function``'s arguments. The result is kept for later calls."""
     bare = getattr(function, "func", function)  # unwrap a functools.partial
     parameters = [p for p in inspect.signature(inspect.unwrap(function)).parameters.values() if p.name != "self"]
     own = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -50,11 +50,11 @@ def of(function: Callable[..., object]) -> Keywords:
 
 
 def checked(function: Callable[P, R], place: Callable[[str], str] = lambda key: "") -> Callable[P, R]:
-    """Return ``function`` with its name, signature and documentation. Wrong arguments raise WrongArguments.
+    """Return a wrapper of ``function``, with its name, signature and documentation, that checks the arguments' names.
+    Wrong names raise WrongArguments.
 
     If ``function`` has ``**keywords``, these must be typed as ``Unpack[a TypedDict]``. The TypedDict lists the known
-    keywords. ``place(keyword)`` returns a message that names the owners of an unknown keyword, or an empty text.
-    """
+    keywords. ``place(keyword)`` returns a message that names the owners of an unknown keyword, or an empty text."""
     name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     public = tuple(f"fastagg.{room}" for room in ("distill", "durable", "presets", "rules", "server", "storage"))
     line = "fastagg." * function.__module__.startswith(public) + name
@@ -70,14 +70,14 @@ def checked(function: Callable[P, R], place: Callable[[str], str] = lambda key: 
 
 
 def made(kind: Callable[..., R], settings: Mapping[Any, Any]) -> R:
-    """Return an object of the class ``kind``, made from settings as plain data."""
+    """Return an object of the class ``kind``. ``settings``: its arguments by name. Wrong names raise WrongArguments."""
     if not all(isinstance(key, str) for key in settings):
         raise WrongArguments(_checks.wrong(kind.__name__, "settings by their names", settings))
     return checked(kind)(**settings)
 
 
 def passes_on(function: Callable[..., object], more: Mapping[str, object]) -> None:
-    """In a function's signature, replace ``**keywords`` by ``more``: the keywords passed on -> their defaults."""
+    """In a function's signature, replace ``**keywords`` by the keywords in ``more``: name -> default."""
     own = inspect.signature(function, eval_str=True)
     plain = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     passed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in more.items()]
@@ -87,8 +87,8 @@ def passes_on(function: Callable[..., object], more: Mapping[str, object]) -> No
 def _wrong(
     known: Keywords, args: tuple[object, ...], keywords: Mapping[str, object], place: Callable[[str], str]
 ) -> tuple[str, str] | None:
-    """Return the message about a call's wrong arguments, and the text to write in the brackets instead. None: the
-    arguments are right."""
+    """Return the message about a call's wrong arguments, and the text to write between the brackets instead (empty if
+    this is not clear). None: the arguments are right."""
     settings, _, named, positional, needed = known
     for key in keywords:
         if key not in settings and key not in positional:

@@ -1,4 +1,4 @@
-"""Names for data whose types a type checker cannot know, for all modules. Such data is checked where it is read."""
+"""Names for types that a type checker cannot know, for all modules. The modules check such data when they read it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Plain = dict[str, Any]
 Arrays = Any
 # Nested dicts, lists and tuples with plain data and tensors: a state, or a part of one.
 Tree = Any
-# An object of a library without types. Such a library is imported only in the functions that use it.
+# An object of a library without types, or of an optional library.
 Foreign = Any
 # An object of the compiled extension whose class is not in _native.pyi: the engine, the log and their results.
 Native = Any

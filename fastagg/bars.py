@@ -1,4 +1,5 @@
-"""Shows the progress of runs and comparisons on stderr: as a bar in a terminal, otherwise as lines."""
+"""Shows the progress of runs and comparisons on stderr: as a bar in a terminal, otherwise as lines. The command line
+and the simulator use this module."""
 
 from __future__ import annotations
 
@@ -15,14 +16,13 @@ if TYPE_CHECKING:
     from fastagg.sim.recipes.tables import Cell
     from fastagg.sim.runs.result import Outcome
 
-EVERY = 30.0  # seconds between two lines if there is no terminal
+EVERY = 30.0  # the least seconds between two lines of progress if there is no terminal
 
 
 class _Bar(rich.Progress):
     """A bar on stderr with a text, the percentage, the elapsed time and the remaining time.
 
-    Without a terminal, :meth:`show` prints a line instead, at most once in :data:`EVERY` seconds.
-    """
+    Without a terminal, :meth:`show` prints a line instead, at most once in :data:`EVERY` seconds."""
 
     def __init__(self, total: float, words: str, console: Console | None) -> None:
         console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -40,10 +40,9 @@ class _Bar(rich.Progress):
         self._drawn = self._printed = time.monotonic()
 
     def show(self, completed: float, words: str, *, now: bool = False) -> None:
-        """Draw the progress, at most ten times a second. With ``now``, draw it at once.
+        """Draw the progress, unless it was drawn in the last tenth of a second. With ``now``, always draw it.
 
-        An update of a tiny model takes a millisecond. Drawing the bar after each update would slow the run down.
-        """
+        An update of a tiny model takes a millisecond. Drawing the bar after each update would slow the run down."""
         clock, (task,) = time.monotonic(), self.tasks
         if not now and clock - self._drawn < 0.1:
             return
@@ -56,7 +55,7 @@ class _Bar(rich.Progress):
 
 
 class ProgressBar(_Bar, Progress):
-    """The progress of one run, with its latest accuracy."""
+    """Shows the progress of one run, with the run's latest accuracy."""
 
     def __init__(self, label: str, console: Console | None = None) -> None:
         super().__init__(1.0, label, console)
@@ -72,7 +71,7 @@ class ProgressBar(_Bar, Progress):
 
 
 class CellsBar(_Bar, Watcher):
-    """The progress of all runs of a comparison. It prints a line for each run that has ended."""
+    """Shows the progress of all runs of a comparison, and prints a line for each run that has ended."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(0, "", console)

@@ -1,9 +1,8 @@
 """The style of all pictures of runs and benchmarks, and the function that writes their files.
 
-Pictures use ``Figure`` without pyplot, so they need no display and no global state.
-
-Pictures are made for papers: their font is small, and their size is the size in print. Lines differ in colour, dashes
-and marker, so that they can be told apart in grey print.
+Pictures use matplotlib's ``Figure`` without pyplot, so they need no display and no global state. Pictures are made for
+papers: the font is small, and the figure's size is the size in print. Lines differ in colour, dashes and marker, so
+that a reader can tell the lines apart in grey print.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FORMATS = ("png", "pdf", "svg")
 DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DPI = 200  # dots per inch of a PNG file
-TEXT = 9  # font size in points, for a picture printed at its own width
+TEXT = 9  # font size in points
 GREY = "#777777"
 
 
@@ -41,8 +40,8 @@ def look(number: int) -> Plain:
 
 
 def marks(number: int) -> tuple[float, float]:
-    """Return the place of the first marker of line ``number``, and the distance between its markers. Both are fractions
-    of the axes' diagonal. Lines with consecutive numbers have markers at different places."""
+    """Return the place of the first marker on line ``number`` (from 0), and the distance between the line's markers, as
+    fractions of the axes' diagonal. The places of four consecutive lines differ."""
     return 0.03 * (number % 4), 0.12
 
 
@@ -57,8 +56,8 @@ def tidy(axes: Axes) -> None:
 
 
 def logarithmic(axes: Axes, which: str) -> None:
-    """Make the axis "x" or "y" logarithmic. Labels are ordinary numbers such as 10, without exponents. If there is
-    room, labels are also at 2 and 5 times a power of ten. Minor ticks are left out, because they take much time."""
+    """Make an axis logarithmic. ``which``: "x" or "y". Labels are ordinary numbers such as 10, without exponents. If
+    there is room, 2 and 5 times a power of ten have labels, too. There are no minor ticks, because they take time."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     # Without "mask" a line from zero would be drawn flat up to its second point.
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", nonpositive="mask")
@@ -68,8 +67,8 @@ def logarithmic(axes: Axes, which: str) -> None:
 
 
 def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], size: float = TEXT - 1) -> int:
-    """Put a legend below all axes, where it covers no curve, with as many columns as the figure's width allows.
-    Return the number of text lines in a column."""
+    """Put a legend below all axes, with as many columns as the figure's width allows. ``size``: the font size in
+    points. Return the number of text lines in a column."""
     letters = 72 * figure.get_figwidth() / (0.55 * size)
     columns = max(1, min(len(labels), int(letters // (max(map(len, labels)) + 8))))
     labels = [textwrap.fill(label, max(12, int(letters / columns) - 8)) for label in labels]
@@ -79,11 +78,11 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], siz
 
 
 def sized(figure: Figure, width: float | None, font_size: float | None) -> Figure:
-    """Give ``figure`` a width in inches, and all its text a size in points. None: the width or the size is unchanged.
+    """Change the width of ``figure`` to ``width`` inches, and scale its text from 9 points to ``font_size`` points.
+    None: no change.
 
-    A legend below the axes gets as many lines as it needs in this width. If there is a ``width``, headings are removed,
-    because a figure in a paper has a caption.
-    """
+    The figure's legend gets as many lines as it needs in this width. If there is a ``width``, the figure's headings are
+    removed, because a figure in a paper has a caption."""
     before, lines, size = figure.get_size_inches(), 0, TEXT if font_size is None else font_size
     for text in figure.texts if width is not None else ():  # the texts of a figure are its headings
         text.set_text("")
@@ -101,9 +100,10 @@ def sized(figure: Figure, width: float | None, font_size: float | None) -> Figur
 
 
 def save(figure: Figure, path: Path) -> bytes:
-    """Write ``figure`` in the format of the path's suffix, completely or not at all. Return the bytes of a PNG file."""
+    """Write ``figure`` in the format of the path's suffix, completely or not at all. Return the figure as a PNG file's
+    bytes, whatever the format."""
     png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=DPI, pil_kwargs={"compress_level": 1})  # fast; the file is a third larger
+    figure.savefig(png, format="png", dpi=DPI, pil_kwargs={"compress_level": 1})  # saves time
     with files.whole(path) as file:
         if path.suffix == ".png":
             file.write(png.getvalue())

@@ -1,4 +1,4 @@
-"""All errors that the package raises on purpose. Each error is also one of Python's built-in errors."""
+"""The errors that the package raises. All are derived from :class:`FastaggError` and from Python's built-in errors."""
 
 __all__ = [
     "AlreadyCounted",
@@ -41,7 +41,7 @@ class FastaggError(Exception):
 
 
 class ConfigError(FastaggError, ValueError):
-    """A setting is out of range, unknown, or cannot be combined with another one."""
+    """A setting or another argument is out of range, unknown, or cannot be combined with another one."""
 
 
 class WrongArguments(ConfigError, TypeError):
@@ -49,8 +49,8 @@ class WrongArguments(ConfigError, TypeError):
 
 
 class MissingPart(ConfigError, LookupError):
-    """A direction, optimizer or staleness policy with this name is not registered, or one of its settings no longer
-    exists."""
+    """A saved server has a direction, an optimizer or a staleness policy that is not registered
+    (:func:`fastagg.register`). :func:`fastagg.load` raises CheckpointError in its place."""
 
 
 class ShapeMismatch(FastaggError, ValueError):
@@ -58,12 +58,12 @@ class ShapeMismatch(FastaggError, ValueError):
 
 
 class DTypeMismatch(FastaggError, TypeError, ValueError):
-    """An array's element type is not accepted here."""
+    """An array has an element type, a layout or a device that the called function does not accept."""
 
 
 class EncodingError(FastaggError, ValueError):
-    """The bytes or arrays are no encoded update: their length differs from the header's, a scale is negative or not
-    finite, or an index is out of range or repeated."""
+    """Bytes or arrays are not a valid encoded update. For example their length differs from the header's, a scale is
+    negative or not finite, or an index is out of range or repeated."""
 
 
 class NonFiniteUpdate(FastaggError, ValueError):
@@ -71,24 +71,25 @@ class NonFiniteUpdate(FastaggError, ValueError):
 
 
 class UpdateTooLarge(FastaggError, ValueError):
-    """An update is finite, but so large that the step could leave the range of float32."""
+    """An update is finite, but so large that a sum or the model could leave the range of its type."""
 
 
 class UnknownClient(FastaggError, KeyError):
-    """The client was never sent a model, or its id is outside 0..num_clients-1."""
+    """The server does not know the client: it was never sent a model or was forgotten, or its id is refused."""
 
 
 class UnknownVersion(FastaggError, KeyError):
-    """The client has no open task of that version."""
+    """The client has no open task of that version, or the task has ended without an answer (lease, ``forget``). For an
+    upload also: a newer upload has replaced this one."""
 
 
 class AlreadyCounted(UnknownVersion):
-    """A task has a second answer, or an answer has an offset that has counted already. Nothing has changed. Drop the
-    answer, and acknowledge it to its sender.
+    """The task was answered before, or the answer's offset is not above the last one that counted. Nothing has changed.
+    Drop the answer, and acknowledge it to its sender.
 
     Attributes:
-        version, applied: as in the first answer's receipt, while the server remembers this receipt (for the last 16,384
-            ended tasks). Otherwise None.
+        version, applied: as in the receipt of the task's first answer. None: the server no longer knows (it remembers
+            the last 16,384 ended tasks), or the offset is the reason.
     """
 
     version: int | None = None
@@ -96,16 +97,18 @@ class AlreadyCounted(UnknownVersion):
 
 
 class StaleIncarnation(UnknownVersion):
-    """The answer's task is of another incarnation of this server. A restart has lost the task's version."""
+    """The answer's task was sent by another server, or by this server before a restart that has lost the task or its
+    version."""
 
 
 class OtherClient(UnknownVersion):
-    """The task belongs to another client. For an answered task the error is :class:`AlreadyCounted` after a restart,
-    because a checkpoint does not record whose task it was."""
+    """The task belongs to another client. If the task was answered before a restart, the error is
+    :class:`AlreadyCounted`, because a checkpoint does not contain the clients of ended tasks."""
 
 
 class Busy(FastaggError, RuntimeError):
-    """A limit is reached (clients, open tasks, waiting answers). Nothing has changed. The same call may work later."""
+    """A limit is reached (clients, open tasks, waiting answers), another server has the folder open, or another upload
+    of the same update is in use. Nothing has changed. The same call may work later."""
 
 
 class TooSoon(FastaggError, RuntimeError):
@@ -120,12 +123,11 @@ class Reentered(FastaggError, RuntimeError):
 
 
 class NotDurable(FastaggError, RuntimeError):
-    """The disk failed, so the call is not acknowledged. The call's change may be in the model, but is not in the log on
-    the disk."""
+    """The disk failed, so the call is not acknowledged. Its change may be in the model, but not on the disk."""
 
 
 class CheckpointError(FastaggError, ValueError):
-    """A checkpoint is damaged, or belongs to another model or algorithm."""
+    """A checkpoint or a server's folder is missing, damaged, of another model or algorithm, or cannot be written."""
 
 
 class DataError(FastaggError, ValueError):
@@ -133,7 +135,7 @@ class DataError(FastaggError, ValueError):
 
 
 class MissingDependency(FastaggError, ImportError):
-    """A package that an integration needs is not installed or too old."""
+    """A package that fastagg or one of its features needs is not installed, or is too old."""
 
 
 class DeviceError(FastaggError, RuntimeError):
@@ -141,12 +143,12 @@ class DeviceError(FastaggError, RuntimeError):
 
 
 class RunFailed(FastaggError, RuntimeError):
-    """A run cannot continue: its clients fail, or every answer is refused, and this would happen again. The error's
-    ``__cause__`` is the last failure."""
+    """A run cannot continue, for example because its clients fail again and again, or every answer is refused. The
+    message has the reason."""
 
 
 class NoMemory(FastaggError, MemoryError):
-    """There is no memory left to take an answer, or to say why it is refused."""
+    """There is no memory left to take an answer, or to make the error that refuses the answer."""
 
 
-NO_MEMORY = NoMemory("there is no memory left for this answer")  # made in advance, while there is memory
+NO_MEMORY = NoMemory("there is no memory left for this answer")  # made at import, while there is memory

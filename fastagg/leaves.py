@@ -1,5 +1,5 @@
-"""Leaves. A leaf adds the updates of its own clients, without a server, and passes one sum to the server or to another
-leaf. A program makes leaves itself: a server never calls this module."""
+"""Leaves. A leaf adds the updates of its own clients, without a server. Its caller passes the sum to a server or to
+another leaf. Servers do not use this module."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from fastagg.storage import memory
 from fastagg.storage.cell import SwapCell
 
 _LARGEST = 2.0**120  # the limit of a sum's elements in csrc/engine/direction.h
-_REMEMBERED = 16_384  # the number of tasks that a leaf remembers, the same as a server's (csrc/engine/ids.h)
+_REMEMBERED = 16_384  # a leaf remembers this many tasks, as many as a server (csrc/engine/ids.h)
 
 
 class _Sum(NamedTuple):
     """The sum of a leaf, with the number and the weight of its updates."""
 
-    folds: int = 0  # the number of folds into this sum and earlier sums
+    folds: int = 0  # the number of additions (updates, or other leaves' sums) to this sum and the leaf's earlier sums
     updates: int = 0
     weight: float = 0.0
-    bound: float = 0.0  # the largest magnitude that an element can have
-    total: Tensor | None = None
+    bound: float = 0.0  # an upper bound on the magnitudes of the elements of `total`
+    total: Tensor | None = None  # None: there is no update yet
 
 
 class Leaf:
     """Adds the updates of its clients, all trained from one version, for :meth:`fastagg.Server.receive_partial`.
 
-    A leaf needs no server. The root dispatches a version to the leaf, and the leaf passes it on to its clients. The
-    leaf checks and clips every update as the server would. The root sees only the sum. Running statistics are not
-    passed on.
+    The *root* is the server. It dispatches a version to the leaf, and the program that made the leaf passes the version
+    on to clients. The leaf checks and clips every update as the root would. The root gets only the sum. Clients'
+    running statistics are not in the sum.
 
     Args:
-        params: the model, in any form that :class:`fastagg.Server` takes. Only its shapes are used.
-        clip_norm, weighting, max_samples: the settings of the root's :class:`fastagg.Server`.
+        params: the model, in any form that :class:`fastagg.Server` takes. Only names, shapes and types are used.
+        clip_norm, weighting, max_samples: as in the root's :class:`fastagg.Server`, with the same values.
 
     Attributes:
-        count: the number of updates so far, including those in sums of other leaves.
+        count: the number of updates in the current sum, including those in the sums of other leaves.
 
     Example:
         >>> root, leaf = fastagg.FedBuff(torch.zeros(2), buffer_size=2), fastagg.Leaf(torch.zeros(2))
@@ -58,7 +58,7 @@ class Leaf:
         tensor([2., 2.])
     """
 
-    _sum = SwapCell[_Sum]()  # the native call that adds an update also sets this, so an interrupt cannot come between
+    _sum = SwapCell[_Sum]()  # set by the native call that adds an update, so that no interrupt can come between
 
     def __init__(
         self,
@@ -73,9 +73,10 @@ class Leaf:
         _checks.fits("weighting", weighting, Weighting)
         self.layout, self.clip_norm, self.weighting = Layout.of(params), clip_norm, weighting
         self.max_samples = max_samples
-        # Task -> the number of its fold, oldest first. A task counts once `_sum.folds` has reached this number.
+        # Task -> the value of `_sum.folds` after the task's addition, oldest first. While `_sum.folds` is smaller, the
+        # task has not counted.
         self._counted: dict[int | str, int] = {}
-        self._clients: dict[Client, int] = {}  # client in the current sum -> the number of its fold
+        self._clients: dict[Client, int] = {}  # client of the current sum -> `_sum.folds` after its update's addition
         self._sum = _Sum()
 
     @property
@@ -89,12 +90,14 @@ class Leaf:
         """Add a client's update, in one pass over memory.
 
         Args:
-            client: the client that sent the update. If stated, a sum takes only one update of this client. The root
-                counts the client once in a step, even if several leaves send its updates (``answers_per_step``).
-            task: the id of this client's task. An answer that is delivered twice then counts once, even across sums.
-                Clients that share a root's task need ids of their own, such as ``f"{task.id}/{client}"``. Only this
-                object remembers the ids, the last 16,384. A leaf writes nothing to a disk: after a restart its sum and
-                these ids are lost. The root still counts each task of a leaf once (``receive_partial(..., task=)``).
+            update: as in :meth:`fastagg.Server.receive`.
+            num_samples: the update's weight, as in :meth:`fastagg.Server.receive`. Not used with ``uniform``.
+            client: the client that sent the update. If stated, a sum takes only one update of this client. A root whose
+                rule counts clients refuses a sum if one of its clients has taken part in the step. None: not stated.
+            task: an id of this client's task. An answer that is delivered twice then counts once, even across sums.
+                Clients that share a root's task need ids of their own, such as ``f"{task.id}/{client}"``. The leaf
+                remembers the last 16,384 ids in memory. After a restart, its sum and these ids are lost. The root still
+                counts each task of a leaf once (``receive_partial(..., task=)``). None: each answer counts.
 
         Raises:
             AlreadyCounted: an answer to this task was added before. The sum is unchanged.
@@ -120,13 +123,14 @@ class Leaf:
         self._add(update, 1, share, () if client is None else (client,))
 
     def fold_partial(self, partial: Partial, *, task: int | str | None = None) -> None:
-        """Add another leaf's sum. This leaf is then on a higher level of a tree of leaves.
+        """Add another leaf's sum, in a tree of leaves.
 
-        All updates of all sums must be trained from the version that the root sent. The other leaf has checked and
-        clipped each update, so the sum is not clipped again.
+        All updates in both leaves must be trained from the same version. The other leaf has checked and clipped each
+        update, so its sum is not clipped again.
 
         Args:
-            task: the id of the other leaf's task, as in :meth:`fold`.
+            partial: the result of the other leaf's :meth:`take`.
+            task: an id of the other leaf's task, as in :meth:`fold`.
 
         Raises:
             AlreadyCounted: an answer to this task was added before. This leaf's sum is unchanged.
@@ -145,10 +149,10 @@ class Leaf:
         self._add(partial.total, partial.updates, partial.weight, partial.clients, is_sum=True)
 
     def _begin(self, task: int | str | None) -> None:
-        """Refuse a task that has counted. Note a new task. The new task counts once its fold is in the sum."""
+        """Refuse a task that has counted. Add a new task to `_counted`: it counts when its update is in the sum."""
         if task is not None and (isinstance(task, bool) or not isinstance(task, int | str)):
             raise ConfigError(_checks.wrong("task", "a whole number or a string", task))
-        # Remove the note of a task whose fold was refused or interrupted.
+        # Remove the last task if its addition was refused or interrupted.
         if self._counted and next(reversed(self._counted.values())) > self._sum.folds:
             self._counted.popitem()
         while len(self._counted) > _REMEMBERED:
@@ -166,7 +170,7 @@ class Leaf:
         for client in clients:
             if client in self._clients:
                 raise TooSoon(f"client {client!r}: this leaf's sum has its update; take() the sum first")
-        self._clients |= dict.fromkeys(clients, self._sum.folds + 1)  # valid once the fold is in the sum
+        self._clients |= dict.fromkeys(clients, self._sum.folds + 1)  # valid when `_sum.folds` has this value
         parsed = self.layout.parse(update)
         seen = ops.inspect(parsed.parameters)
         if not seen.finite:

@@ -1,4 +1,4 @@
-"""Functions to average LoRA adapters of different ranks. Clients call :func:`cut` and :func:`padded`.
+"""Functions to average LoRA adapters of different ranks, for programs of clients and servers.
 
 Adapters are dicts of arrays as ``peft.get_peft_model_state_dict`` returns them. Every adapted layer has
 ``<layer>.lora_A.weight``, [rank, in], and ``<layer>.lora_B.weight``, [out, rank]. ``scale * B A`` is added to the
@@ -32,8 +32,8 @@ _A, _B, _PEFT = ".lora_A.weight", ".lora_B.weight", "base_model.model."
 
 
 def cut(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
-    """Return the part of the server's adapters that a client of a smaller rank trains: the first rows of A and the
-    first columns of B.
+    """Return the part of the server's adapters that a client of a smaller rank trains: the first ``rank`` rows of each
+    A and the first ``rank`` columns of each B.
 
     Args:
         adapters: adapters of at least this rank. Arrays that are not adapters are returned unchanged.
@@ -57,7 +57,8 @@ def cut(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
 
 
 def padded(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
-    """Pad a client's adapters with zeros to the server's ``rank``. The product of A and B stays the same.
+    """Return a client's adapters, padded with zeros to the server's ``rank``. Each product ``B A`` stays the same.
+    Arrays that are not adapters are returned unchanged.
 
     Raises:
         ShapeMismatch: the adapters have a larger rank.
@@ -82,7 +83,8 @@ def padded(adapters: Mapping[str, object], rank: int) -> dict[str, Tensor]:
 def products(
     adapters: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]], scale: float = 1.0
 ) -> dict[str, Tensor]:
-    """Return the update of the adapters: ``scale * B A`` for every adapted weight, fp32, and zeros for the others.
+    """Return the update that adapters make: ``scale * B A`` for every adapted weight, and zeros for other parameters.
+    All arrays are fp32.
 
     Args:
         adapters: A and B of each adapted layer.

@@ -93,7 +93,7 @@ _PASSED_ON: dict[str, object] = {
 
 
 def preset(function: Callable[P, Server]) -> Callable[P, Server]:
-    """Register a preset. In the preset's signature, the keywords that it passes on replace its ``**`` argument."""
+    """Register a preset. In its signature, replace the ``**`` argument by the keywords that the preset passes on."""
     checked, known = registered(function), _keywords.of(function)
     more = [name for name in _PASSED_ON if name in known.settings and name not in known.named]
     _keywords.passes_on(checked, {name: _PASSED_ON[name] for name in more})
@@ -134,9 +134,9 @@ def FedBuff(
 ) -> Server:
     """Buffered asynchronous aggregation: ``x <- x + lr * sum(s(tau_i)*Delta_i)/M`` over every M updates.
 
-    Nguyen et al. 2022, without differential privacy, and the ACE paper, Algorithm a.2. ``staleness`` is s. By default s
-    is 1. FedBuff's paper has ``fastagg.Polynomial(0.5)``. ``normalize`` sets another divisor than M. By default all
-    updates count equally (``weighting="uniform"``).
+    Nguyen et al. 2022, and the ACE paper, Algorithm a.2. ``staleness`` is the policy s. By default s is 1. FedBuff's
+    paper has ``fastagg.Polynomial(0.5)``, and differential privacy, which ``privacy`` adds. ``normalize`` sets another
+    divisor than M. By default all updates count equally (``weighting="uniform"``).
 
     Args:
         params, lr, buffer_size, staleness: as in every preset (:mod:`fastagg.presets`).
@@ -173,7 +173,7 @@ def FADAS(
     """Federated adaptive asynchronous optimization: a buffer as in FedBuff, AMSGrad, and a delay-adaptive step.
 
     ``D = mean(Delta_i)`` over M updates; ``m <- b1*m + (1-b1)*D; v <- b2*v + (1-b2)*D*D; vhat <- max(vhat, v);
-    x <- x + lr_t*m/(sqrt(vhat) + eps)``. Wang et al. 2024 (FADAS): Algorithm 1, Eq. 3, Eq. 4 and Eq. 77. By default all
+    x <- x + lr_t*m/(sqrt(vhat) + eps)``. Wang et al. 2024 (FADAS), Algorithm 1 and Eqs. 3, 4 and 77. By default all
     updates count equally (``weighting="uniform"``).
 
     Args:
@@ -309,7 +309,7 @@ def ACE(
     optimizer: Optimizer | None = None,
     **server: Unpack[WeightSettings],
 ) -> Server:
-    """All-client engagement: every update makes a step along the mean of all clients' latest gradients.
+    """All-client engagement: every update makes a step against the mean of all clients' latest gradients.
 
     ``U_i <- g_i; x <- x - lr * sum_j U_j / n``. ``mode="direct"`` is the ACE paper's Algorithm 1.
     ``mode="incremental"`` gives the same result in O(d) for each update. With ``mode="client"`` clients keep their own
@@ -318,9 +318,9 @@ def ACE(
 
     Args:
         params, lr, num_clients: as in every preset (:mod:`fastagg.presets`).
-        cache: format of the cached gradients U_i. With ``mode="client"`` the server keeps no gradients.
+        cache: format of the cached gradients U_i (:class:`fastagg.ClientCache`). With ``mode="client"`` there are none.
         warmup: ``full``: there is no step until all clients have answered once. ``partial``: every update makes a step
-            along the mean of the clients that have answered so far.
+            against the mean over the clients that have answered so far.
         mode: ``incremental``, ``direct`` or ``client``.
         optimizer: a server optimizer other than SGD. It has its own ``lr``.
         server: the other settings of :class:`fastagg.Server`.
@@ -440,7 +440,7 @@ def AsyncFedED(
     Example:
         >>> server = fastagg.AsyncFedED(torch.zeros(2), lam=1.0, eps=1.0)
         >>> task = server.dispatch("ann")
-        >>> task.local_steps  # clients are told how many steps to train
+        >>> task.local_steps  # the number of steps that the client must train
         10
         >>> server.receive("ann", torch.ones(2)).applied
         True
@@ -712,7 +712,7 @@ def FedAMS(
 ) -> Server:
     """Synchronous rounds with AMSGrad on the mean delta D, as in FADAS (Wang et al. 2022, option 1).
 
-    Even with a bias correction, vhat is the maximum of the uncorrected v, as in torch. By default all count equally.
+    Even with a bias correction, vhat is the largest uncorrected v, as in torch. By default all updates count equally.
 
     Args:
         params, lr, clients_per_round, betas, eps, moments: as in every preset (:mod:`fastagg.presets`).
@@ -790,9 +790,8 @@ def Krum(
     lr: float = 1.0,
     **server: Unpack[RobustRounds],
 ) -> Server:
-    """Synchronous rounds with the one delta that is nearest to its M - f - 2 nearest deltas. The others have no effect.
-
-    Blanchard et al. 2017, and Flower.
+    """Synchronous rounds with one of the M deltas: the one with the smallest sum of squared distances to its M - f - 2
+    nearest deltas. The other deltas have no effect. Blanchard et al. 2017, and Flower.
 
     Args:
         params, lr, clients_per_round: as in every preset (:mod:`fastagg.presets`).
@@ -819,7 +818,7 @@ def MultiKrum(
     lr: float = 1.0,
     **server: Unpack[RobustRounds],
 ) -> Server:
-    """Synchronous rounds with the mean of the ``num_nodes_to_select`` deltas that are best by :func:`Krum`'s measure.
+    """Synchronous rounds with the mean of the ``num_nodes_to_select`` deltas with the smallest sums (:func:`Krum`).
 
     Blanchard et al. 2017. The mean is not weighted. In Flower a delta counts by its number of samples.
 
@@ -927,7 +926,7 @@ def HeLoCo(
 
     Args:
         params, lr, momentum, staleness: as in every preset (:mod:`fastagg.presets`).
-        rho: the factor of every update, > 0. The paper recommends ``1/sqrt(K)`` for K workers.
+        rho: a factor > 0 by which every update is multiplied. The paper recommends ``1/sqrt(K)`` for K workers.
         c_ok, k_s, k_d, kappa, beta_max, eps: see :class:`fastagg.Aligned`.
         weight_decay, decoupled_weight_decay: see :class:`fastagg.Optimizer`.
         server: the other settings of :class:`fastagg.Server`.
@@ -935,7 +934,7 @@ def HeLoCo(
     Example:
         >>> server = fastagg.HeLoCo(torch.zeros(2), lr=1.0, momentum=0.5)
         >>> receipt = server.receive_model(server.dispatch("ann"), torch.ones(2))
-        >>> server.flat, server.dispatch("ann").flat  # 1 + 0.5*0.5, and 0.25 ahead of it
+        >>> server.flat, server.dispatch("ann").flat  # 1 + 0.5*0.5, and this plus 0.5*0.5
         (tensor([1.2500, 1.2500]), tensor([1.5000, 1.5000]))
     """
     _, steps, rest = _parted(server)
@@ -959,7 +958,7 @@ def DecoupledDiLoCo(
 
     Douillard et al. 2026 (arXiv 2604.21428). ``params`` is one of :func:`fastagg.parts`. Each fragment is a server with
     versions, delays, a quorum and a grace period of its own. ``D = sum(w_i*Delta_i)/sum(w_i)`` and ``m <- mu*m + D;
-    x <- x + lr*(D + mu*m)``. ``w = tokens*tokens/steps``, counted since the learner last sent this fragment.
+    x <- x + lr*(D + mu*m)``. ``w = tokens*tokens/steps``. A learner counts both since it last sent this fragment.
 
     Args:
         params, lr, momentum, moments, staleness: as in every preset (:mod:`fastagg.presets`).
@@ -976,7 +975,7 @@ def DecoupledDiLoCo(
         >>> task = servers[0].dispatch("ann")
         >>> update = [torch.ones(tensor.shape) for tensor in task.params.values()]
         >>> receipt = servers[0].receive("ann", torch.cat([one.flatten() for one in update]), num_samples=(4096, 16))
-        >>> servers[0].dispatch("ann").version, servers[1].version  # the window was over at once
+        >>> servers[0].dispatch("ann").version, servers[1].version  # with grace=0.0 the step follows the first answer
         (1, 0)
     """
     rounds, steps, rest = _parted({"weighting": weighting, **server})

@@ -1,7 +1,7 @@
 """All public names, in one place. The package imports this module when a public name is first used.
 
-Modules with many public names list them in ``__all__``, and this module imports all of that list. For type checkers, a
-name that is imported here ``as`` itself is public, too.
+From a module with ``__all__``, all names in this list are imported with ``*``. Other names are imported ``as``
+themselves, because type checkers then count the names as public.
 """
 
 from fastagg import clients as clients

@@ -1,8 +1,8 @@
-"""The names of the presets, the package's parts and users' own parts.
+"""The registry of presets, of the package's parts and of users' own parts, by name.
 
 Parts are directions, optimizers and staleness policies. A checkpoint contains a part's name and settings, so a program
-that reads the checkpoint must know the name. :mod:`fastagg.rules` and :mod:`fastagg.presets` register the package's own
-names. :func:`register` registers a user's part.
+that reads the checkpoint must have registered the part. :mod:`fastagg.rules` and :mod:`fastagg.presets` register the
+package's own parts and presets. :func:`register` registers a user's part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class RulePart:
-    """Base class of all parts of a server."""
+    """Base class of all parts of a server. It checks the fields that have a SettingRule (fastagg/_checks.py)."""
 
     def __post_init__(self) -> None:
         _checks.fields(self)
@@ -41,7 +41,7 @@ def fill() -> None:
 
 
 def add_kind(kind: str, base: type) -> None:
-    """Make classes derived from ``base`` parts of this kind: ``direction``, ``optimizer`` or ``staleness``."""
+    """Declare ``base`` as the base class of the parts of this kind: ``direction``, ``optimizer`` or ``staleness``."""
     _bases[kind] = base
 
 
@@ -56,8 +56,8 @@ def register(part: type[T]) -> type[T]:
             power: float = 1.0
             ...
 
-    The part's name is the class's name. A program that loads such a checkpoint must register the class before
-    :func:`fastagg.load`. A checkpoint contains the name and the settings, but never code.
+    The part's name is the class's name. A program must register the class before it calls :func:`fastagg.load`. A
+    checkpoint contains the name and the settings, but never code.
 
     Args:
         part: a frozen dataclass derived from :class:`fastagg.Direction`, :class:`fastagg.Optimizer` or
@@ -104,7 +104,7 @@ def parts(kind: str) -> Mapping[str, type]:
 
 
 def describe(part: Any) -> Plain:
-    """Return a part as plain data: ``{"name": ..., **settings}``. :func:`part` makes the part from it."""
+    """Return a part as plain data: ``{"name": ..., **settings}``. :func:`part` makes an equal part from this data."""
     kind, name = _kind(type(part)), type(part).__name__
     there = _parts.get((kind, name))
     if there is not None and _path(there) != _path(type(part)):
@@ -132,7 +132,8 @@ def _plain(value: object) -> bool:
 
 
 def part(kind: str, settings: Mapping[str, object]) -> Any:
-    """Return the direction, optimizer or staleness policy from the plain data that :func:`describe` returned."""
+    """Return the part of this kind from ``settings``, the result of :func:`describe`. MissingPart: no such part is
+    registered. ConfigError: a setting is refused."""
     values = dict(settings)
     name = values.pop("name", None)
     if not isinstance(name, str) or not name.isidentifier():
@@ -154,18 +155,17 @@ def part(kind: str, settings: Mapping[str, object]) -> Any:
 
 
 def preset(function: Callable[P, R]) -> Callable[P, R]:
-    """Register a preset under its name. Wrong keywords raise ConfigError with the line to write.
+    """Register a preset under its name, and return it. Wrong keywords raise WrongArguments with the line to write.
 
     Keywords that the preset passes on to :class:`fastagg.Server` must be typed, for example as ``**server:
-    Unpack[fastagg.ServerSettings]``.
-    """
+    Unpack[fastagg.ServerSettings]``."""
     checked = _keywords.checked(function, _place)
     _presets[function.__name__] = checked
     return checked
 
 
 def _place(key: str) -> str:
-    """Return the message that a preset lacks the setting ``key``, and which parts have it. Empty: no part has it."""
+    """Return the message that a preset lacks the setting ``key``, and which of our parts have it. Empty: none has."""
     ours = (part for part in _parts.values() if part.__module__.startswith("fastagg."))
     owners = [part.__name__ for part in ours if any(setting.name == key and setting.init for setting in fields(part))]
     owners = ["Server"] if key in _bases else owners

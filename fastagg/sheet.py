@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table whose first column names each row. ``caption`` explains how to read the table."""
+    """A table whose first column names each row. ``caption`` explains how to read the table. Empty: there is none."""
 
     title: str
     headings: Sequence[str]
@@ -22,7 +22,8 @@ class Sheet:
         return "".join(f"| {' | '.join(line)} |\n" for line in lines) + f"\n{self.caption}\n"
 
     def latex(self, caption: str = "", label: str = "") -> str:
-        """Return the table in LaTeX with booktabs. ``caption`` replaces the table's own caption, if not empty."""
+        """Return the table in LaTeX, for the package booktabs. ``caption``: empty: the table's own caption is used.
+        ``label``: empty: there is no label."""
         head, *rows = (" & ".join(map(_escaped, line)) + r" \\" for line in (self.headings, *self.rows))
         name = f"\\label{{{label}}}\n" if label else ""
         return (

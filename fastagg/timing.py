@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 
 class Timing:
-    """A context that adds the wall seconds in a ``with`` block to an activity's seconds. A context made with
-    contextlib.contextmanager would take three times as long."""
+    """A context that adds the wall seconds of its ``with`` block to ``seconds[activity]``. It is a class, because a
+    context of contextlib.contextmanager would take three times as long."""
 
     __slots__ = ("_activity", "_seconds", "_start")
 
@@ -38,11 +38,11 @@ class Stopwatch:
         return time.perf_counter() - self._started
 
     def timing(self, activity: str) -> Timing:
-        """Return a context that adds the seconds in a ``with`` block to the activity's seconds."""
+        """Return a context that adds the wall seconds of its ``with`` block to the activity's seconds."""
         return Timing(self.seconds, activity)
 
     def restore(self, split: dict[str, float]) -> None:
-        """Continue from the result of :meth:`split` in an earlier process."""
+        """Continue from ``split``, the result of :meth:`split` in an earlier process."""
         self.seconds = {activity: split[activity] for activity in self.seconds}
         self._started = time.perf_counter() - split["total"]
 

@@ -25,13 +25,13 @@ _log = logging.getLogger("fastagg")
 
 @runtime_checkable
 class Tracker(Protocol):
-    """An object that takes rows of metrics."""
+    """The interface of an object that takes rows of metrics."""
 
     def log(self, row: Mapping[str, float], step: int) -> None:
-        """Take one row of metrics. ``step`` is the number of the model's version."""
+        """Take one row of metrics: name -> value. ``step``: the number of the model's version."""
 
     def close(self) -> None:
-        """End the tracker. No more rows follow."""
+        """End the tracker. :meth:`log` is not called any more."""
 
 
 # The argument ``trackers`` of integrations and runs.
@@ -77,7 +77,7 @@ class TensorBoard:
     def log(self, row: Mapping[str, float], step: int) -> None:
         for name, value in row.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # a run may be killed at any time
+        self._writer.flush()  # otherwise a run that is killed would lose rows
 
     def close(self) -> None:
         self._writer.close()
@@ -116,7 +116,7 @@ class MLflow:
 
 
 class WandB:
-    """A run of Weights & Biases. The arguments are ``wandb.init``'s: ``project``, ``name``, ``mode``, ``dir``, ...
+    """A run of Weights & Biases. The arguments are those of ``wandb.init``, such as ``project``, ``name`` and ``mode``.
 
     Raises:
         MissingDependency: wandb is not installed.
@@ -124,7 +124,7 @@ class WandB:
 
     def __init__(self, project: str | None = None, **init: object) -> None:
         self._run: Foreign = _imported("wandb", "wandb").init(project=project, **init)
-        # W&B's own steps may only grow, but a version's client metrics may come after the next version's row.
+        # The version is a metric, because W&B's steps may only grow: a version's client metrics may come late.
         self._run.define_metric("version")
         self._run.define_metric("*", step_metric="version")
 
@@ -139,8 +139,8 @@ _KNOWN: dict[str, Callable[..., Tracker]] = {"csv": CSV, "tensorboard": TensorBo
 
 
 def made(trackers: AnyTrackers) -> list[Tracker]:
-    """Return a list of trackers. ``trackers`` is a tracker, several, or ``{name: settings}``. A tracker's settings are
-    a mapping of its arguments, or the value of its first argument."""
+    """Return a list of trackers. ``trackers``: a tracker, several trackers, ``{name: settings}``, or None (no tracker).
+    ``settings``: a mapping of the tracker's arguments, or the value of its first argument."""
     if trackers is None:
         return []
     if isinstance(trackers, Tracker):
@@ -155,7 +155,7 @@ def made(trackers: AnyTrackers) -> list[Tracker]:
 
 
 def placed(trackers: AnyTrackers, folder: Path) -> AnyTrackers:
-    """Return ``trackers``. In plain data, paths become absolute. Relative paths start from ``folder``."""
+    """Return ``trackers``. If they are plain data, make their paths absolute. Relative paths start from ``folder``."""
     if isinstance(trackers, Tracker) or not isinstance(trackers, Mapping):
         return trackers
     names, places = {"csv": "file", "tensorboard": "folder"}, dict(trackers)
@@ -169,7 +169,7 @@ def placed(trackers: AnyTrackers, folder: Path) -> AnyTrackers:
 
 
 def parse(text: str) -> tuple[str, str]:
-    """Parse ``NAME=SETTING`` of the command line into the tracker's name and its first setting."""
+    """Parse ``NAME=SETTING`` of the command line. Return the tracker's name, and the value of its first argument."""
     name, equals, setting = text.partition("=")
     if not equals or not setting:
         raise ConfigError(f"--tracker: expected NAME=SETTING, such as tensorboard=runs/a, got {text!r}")
@@ -182,7 +182,7 @@ def numeric(row: Mapping[str, object]) -> dict[str, float]:
 
 
 class Trackers:
-    """All trackers of a run. If a tracker fails, a warning is logged, and the run continues without this tracker."""
+    """All trackers of a run. If a tracker fails, a warning is logged, and the tracker gets no more rows."""
 
     def __init__(self, trackers: AnyTrackers) -> None:
         self._alive = made(trackers)
@@ -198,7 +198,7 @@ class Trackers:
         for tracker in list(self._alive):
             try:
                 act(tracker)
-            except Exception as error:  # an error of a tracker's network must not end the training
+            except Exception as error:  # an error of a tracker, for example of its network, must not end the run
                 self._alive.remove(tracker)
                 _log.warning("fastagg: %s: no more metrics go there: %r", type(tracker).__name__, error)
 

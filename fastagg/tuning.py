@@ -1,20 +1,20 @@
-"""The processor-dependent settings in use, and where they come from.
+"""The settings of CPU kernels that depend on the processor, and the source of these settings.
 
-Settings change how fast a step is, never what it computes. The first of these sources that has settings is used:
-
-1. the environment variable ``FASTAGG_TUNE``, such as ``prefetch=512,cache=never``, or ``default``
-2. the table in csrc/cpu/tuning.cpp, whose rows are chosen by the processor's vendor and family
+Settings change how fast a step is, never its result. At import, each setting comes from the table in
+csrc/cpu/tuning.cpp, by the processor's vendor and family. The environment variable ``FASTAGG_TUNE`` overrides some of
+them, such as ``prefetch=512,cache=never``. If it is ``default``, it changes nothing.
 
 =========== =================================================================================================
 prefetch    how many elements ahead memory is prefetched: a multiple of 64. 0: memory is not prefetched.
-cache       size of the last cache in bytes, read from the processor. A pass over more than 1.25 times this size stores
-            its outputs past the caches, except outputs that are also inputs. An update is added to a sum in place if
-            two vectors fit into the cache, but three do not. 0 or ``never``: neither is done.
-width       bits of a vector register (128, 256 or 512) in loops over more than ``wide_below`` bytes
+cache       size of the last-level cache in bytes, read from a processor that is in the table. In a pass over more than
+            1.25 times this size, stores bypass the caches, except stores to outputs that are also inputs. An update is
+            added to a sum in place if two vectors fit into the cache, but three do not. 0 or ``never``: neither is
+            done.
+width       the bits of a vector register (128, 256 or 512) in loops over more than ``wide_below`` bytes
 wide_below  loops over at most this many bytes use the widest vector registers
-spin        microseconds that idle worker threads stay awake after a call
-group       the elements that a thread takes at a time: a multiple of 1,024 in 4,096..65,536
-places      the number of places of a group where a read-only pass reads in turn: 1, 2, 4, ..., 32
+spin        the microseconds for which idle worker threads stay awake after a call
+group       the number of elements that a thread takes at a time: a multiple of 1,024 in 4,096..65,536
+places      the number of places in a group at which a read-only pass reads in turn: 1, 2, 4, ..., 32
 =========== =================================================================================================
 """
 
@@ -52,12 +52,12 @@ def current() -> dict[str, int]:
 
 
 def source() -> str:
-    """Return where the settings in use come from."""
+    """Return the source of the settings in use: the table's row, ``FASTAGG_TUNE``, or the ``origin`` last set."""
     return f"table ({native.default_tuning_name()})" if _source == "table" else _source
 
 
 def set_tuning(settings: Mapping[str, int], origin: str = "set_tuning") -> None:
-    """Use these settings from the next call on. Other settings stay. :func:`source` then returns ``origin``.
+    """Use these settings from the next kernel call on. Other settings stay. :func:`source` then returns ``origin``.
 
     Raises:
         ConfigError: a name is unknown, or a value is out of range. Nothing has changed.
@@ -68,7 +68,7 @@ def set_tuning(settings: Mapping[str, int], origin: str = "set_tuning") -> None:
 
 
 def from_environment() -> None:
-    """Choose the settings at import: those of ``FASTAGG_TUNE`` or, if it is not set, the table's."""
+    """Apply the settings in ``FASTAGG_TUNE``, if there are any. Only the import of fastagg calls this."""
     text = os.environ.get("FASTAGG_TUNE")
     if text and text != "default":
         set_tuning(parse(text), "FASTAGG_TUNE")

@@ -1,4 +1,4 @@
-"""The ``fastagg`` command. It needs the packages of the extra ``cli``. If one is missing, :func:`main` says so."""
+"""The ``fastagg`` command. If a package of the extra ``cli`` is missing, :func:`main` prints which, and exits."""
 
 from __future__ import annotations
 

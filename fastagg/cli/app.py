@@ -1,6 +1,6 @@
 """The whole command line: fastagg demo | run | compare | recipes | info | bench | doctor | audit | serve.
 
-Each module adds its commands to ``app`` when it is imported. The help shows them in the order of the imports.
+Each imported module adds its commands to ``app``. The help shows the commands in the order of the imports.
 """
 
 # isort: off

@@ -1,8 +1,8 @@
 """Makes the `fastagg` command, to which the other modules of cli add their commands, and reports errors.
 
-Commands import everything except typer inside their functions, so that `fastagg --help` answers at once. Results go to
-stdout, progress and errors to stderr. Exit codes: 0 done, 1 a benchmark failed or became slower, 2 the user's input was
-wrong, 130 ctrl-C.
+Commands import most modules inside their functions, so that `fastagg --help` takes little time. Results go to stdout.
+Progress and errors go to stderr. Exit codes: 0: done. 1: a benchmark failed or became slower, or a folder is damaged or
+differs. 2: an error, such as wrong input. 130: ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _errors = import_module(f"{_base}.exceptions")
 
 
 class Commands(TyperGroup):
-    """Reports an error of fastagg or of the operating system as one line on stderr, with exit code 2."""
+    """The group of all commands. An error of fastagg or of the operating system is printed as one line on stderr, and
+    the exit code is 2."""
 
     def invoke(self, ctx: Foreign) -> Foreign:
         from fastagg.errors import FastaggError
@@ -32,16 +33,16 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except FastaggError as error:
             fail(str(error))
-        except BrokenPipeError:  # `fastagg recipes | head`: typer ends without a message
+        except BrokenPipeError:  # the reader has ended, as in `fastagg recipes | head`. Typer exits without a message.
             raise
-        except OSError as error:  # if the disk is full, even importing torch fails, because it needs a temporary folder
+        except OSError as error:  # on a full disk even `import torch` fails, because torch needs a temporary folder
             fail(str(error))
 
 
 class Command(TyperCommand):
-    """A command with plain help. The message about an unknown option says where the option belongs.
+    """A command with plain help. If an option is unknown, but belongs to another command, the message names it.
 
-    This class sets how arguments are shown, because releases of typer and of click show them differently.
+    This class itself formats the arguments in the help, because releases of typer and of click format them differently.
     """
 
     def __init__(self, *args: Foreign, **settings: Foreign) -> None:
@@ -59,16 +60,16 @@ class Command(TyperCommand):
         return ["[OPTIONS]", *self.arguments.values()]
 
     def format_arguments(self, ctx: Foreign, formatter: Foreign) -> None:
-        """Write nothing, because click's section of arguments would repeat typer's."""
+        """Write nothing. Otherwise releases of click with a section of arguments would repeat typer's section."""
 
     def get_help(self, ctx: Foreign) -> str:
-        return super().get_help(ctx).replace("\\[", "[")  # typer escapes brackets for rich's markup, which is off here
+        return super().get_help(ctx).replace("\\[", "[")  # typer escapes brackets for rich, which is not used here
 
     def parse_args(self, ctx: Foreign, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except _errors.NoSuchOption as error:
-            message = f"{error.message.rstrip('.')}."  # some releases have no full stop at the end
+            message = f"{error.message.rstrip('.')}."  # in some releases of click, the message has no full stop
             if shown := self.arguments.get(error.option_name.removeprefix("--")):
                 raise _errors.UsageError(
                     f"{message} It is given without a name: {ctx.command_path} {shown}", ctx
@@ -84,7 +85,7 @@ class Command(TyperCommand):
 
 
 def _record(shown: str, text: str, ctx: Foreign) -> tuple[str, str]:
-    """Return an argument's row in the help: its name and its text."""
+    """Return an argument's row in the help: the name ``shown``, and its description ``text``."""
     return shown, text
 
 
@@ -94,7 +95,7 @@ app = typer.Typer(
     help="The server side of asynchronous federated learning, and a simulator to try it in.",
     no_args_is_help=True,
     add_completion=False,
-    suggest_commands=_base != "click",  # click suggests commands itself
+    suggest_commands=_base != "click",  # if typer uses the package click, click itself suggests similar commands
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

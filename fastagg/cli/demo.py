@@ -1,12 +1,13 @@
-"""``fastagg demo``: one federation with stragglers, trained synchronously and asynchronously.
+"""The runs of ``fastagg demo``: a federation with slow clients, trained synchronously and asynchronously.
 
 The setting is the FADAS paper's "large worst case": 50 clients, Dir(0.3), two local epochs of batch 50, and the delays
 of Table 1. The data is scikit-learn's digits, the model an MLP of 64 hidden units. FedAvg waits in every round for the
 slowest of 25 clients. FedBuff, FADAS and FedAsync keep 25 clients busy and take every update when it comes. All stop
 after the same number of uploads, so clients do the same work, and only the time differs. Each runs with three seeds.
 
-The learning rates were tuned as in the paper: each method has its own rates, chosen from a grid by the mean accuracy of
-the last five evaluations. Here the mean is also over seeds 10, 11 and 12. Seeds below 10 had no effect on the choice.
+The learning rates were tuned as in the paper. Each method's rates (eta_l: clients, eta or alpha: server) were chosen
+from a grid by the mean accuracy of the last five evaluations, here also over seeds 10, 11 and 12. By default the demo
+uses other seeds.
 
     FedAvg    eta_l 0.1, 0.3, 1, 3; eta 1                                        chosen 1
     FedBuff   eta_l 0.01, 0.03, 0.1, 0.3, 1; eta 1, as the paper has it          chosen 0.3
@@ -26,7 +27,7 @@ from fastagg.sim.recipes.config import Config
 SYNCHRONOUS = "fedavg-digits-large"
 RECIPES = (SYNCHRONOUS, "fedbuff-digits-large", "fadas-digits-large", "fedasync-digits-large")
 TITLE = "Handwritten digits; 25 of 50 clients train at a time, and a few take 40 times as long as most"
-TUNED = {SYNCHRONOUS: {"client.lr": 1.0}}  # the chosen rates that differ from the recipes' rates
+TUNED = {SYNCHRONOUS: {"client.lr": 1.0}}  # recipe -> the chosen rates that differ from the recipe's
 TARGET = 0.95
 SEEDS = 3
 

@@ -18,8 +18,7 @@ def info(
 ) -> None:
     """Print facts about this machine and about fastagg's build.
 
-    The facts are versions, the system, the processor, threads, tuning and CUDA.
-    """
+    The facts are versions, the system, the processor, threads, tuning settings and CUDA."""
     import json
 
     import torch  # noqa: F401  # facts() reports torch's threads
@@ -65,7 +64,7 @@ def bench(
 
 
 def _benchmarks() -> Path:
-    """Return the folder of the benchmarks: a clone's ``bench/``, or the copy of some of them in the package."""
+    """Return the folder of the benchmarks: a clone's ``bench/``, or the package's folder with copies of some."""
     package = Path(__file__).resolve().parents[1]
     beside = package.parent / "bench"
     return beside if (package.parent / "pyproject.toml").is_file() and beside.is_dir() else package / "_bench"

@@ -1,5 +1,5 @@
-"""The commands that simulate: demo, run, compare and recipes. Settings are written as KEY=VALUE. ``compare`` also takes
-several values of a key: KEY=VALUE,VALUE."""
+"""The commands about simulations: demo, run, compare and recipes. ``--set KEY=VALUE`` changes a key of a recipe.
+``compare`` also takes several values of a key: ``--set KEY=VALUE,VALUE``."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ def demo(
 ) -> None:
     """Train with slow clients, synchronously and asynchronously.
 
-    It trains on handwritten digits with three seeds, and makes a table, plots and a report, in about 15 seconds.
-    """
+    The demo trains on handwritten digits with three seeds. It makes a table, plots and a report in about 15 seconds."""
     from fastagg import _extras
 
     _extras.require("the simulator", "sim", _extras.SIM)
-    # This is printed before anything heavy is imported, so that it appears at once.
+    # These lines are printed before the imports below, which take about a second.
     print("50 clients learn to read digits, synchronously and asynchronously:", file=sys.stderr)
     print("4 methods with 3 seeds each, about 15 seconds on two cores.", file=sys.stderr)
     from fastagg._build import usable_cores
@@ -85,8 +84,7 @@ def run(
 ) -> None:
     """Run one recipe and write the results to a folder.
 
-    The folder has the config, metrics, a summary, a plot, a report and a checkpoint.
-    """
+    The folder has the config, metrics, a summary, a plot, a report and a checkpoint."""
     from fastagg import _checks
     from fastagg.bars import ProgressBar
     from fastagg.drawing import FORMATS
@@ -144,8 +142,7 @@ def compare(
 ) -> None:
     """Run several recipes, seeds and settings, and compare them.
 
-    Each run has a folder. Tables and plots show all runs. If the command was stopped, run it again to continue.
-    """
+    Each run has a folder. Tables and plots show all runs. If the command was stopped, run it again to continue."""
     choices = dict(parse_choices(text) for text in changes or ())
     grid = {key: values for key, values in choices.items() if len(values) > 1}
     shared = {key: values[0] for key, values in choices.items() if len(values) == 1}
@@ -161,10 +158,9 @@ def recipes(
         list[str] | None, typer.Argument(help="Only recipes with all these words in their line or presets.")
     ] = None,
 ) -> None:
-    """List the recipes and tables, in a clone also those of the papers.
+    """List the recipes and the tables of runs. In a clone the list also has those of the papers.
 
-    Each item has the number of runs, their data and the purpose.
-    """
+    Each item has the number of runs, their data and the purpose."""
     asked = [word.lower() for word in words or ()]
     chosen = [entry[:3] for entry in catalogue() if all(word in " ".join(entry).lower() for word in asked)]
     if not chosen:
@@ -173,7 +169,7 @@ def recipes(
 
 
 def catalogue() -> list[tuple[str, str, str, str]]:
-    """Return every recipe and then every table, as (name, runs and their data, purpose, presets)."""
+    """Return every recipe, and then every table of runs. An item is (name, runs and their data, purpose, presets)."""
     from fastagg.sim import recipes
     from fastagg.sim.recipes import tables
 
@@ -193,7 +189,7 @@ def catalogue() -> list[tuple[str, str, str, str]]:
 
 
 def parse_choices(text: str) -> tuple[str, list[object]]:
-    """Split "client.lr=0.1,0.3" into its key and its values. A comma inside brackets or quotes separates nothing."""
+    """Split "client.lr=0.1,0.3" into the key and its values. A comma inside brackets or quotes does not split."""
     key, equals, values = text.partition("=")
     parts = re.findall(_CHOICE, f"{values},")
     if len(parts) > 1 and not all(map(str.strip, parts)):

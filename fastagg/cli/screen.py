@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from fastagg.sheet import Sheet
 
-LONG = 30  # longer cells may be folded; in the first column, cells longer than 1.5*LONG
-GAP = 2  # letters between columns
-VALUE = "value"  # the heading of a column whose cells are all aligned left
+LONG = 30  # a cell may be folded only if it has more letters than this. In the first column the limit is 45 letters.
+GAP = 2  # the number of spaces between columns
+VALUE = "value"  # a column with this heading is aligned left, even if it has numbers
 
 
 def show(sheet: Sheet) -> None:
-    """Print a table in the width of the terminal. Columns that do not fit follow below as another table."""
+    """Print a table in the width of the terminal. Columns that do not fit are printed below, as a further table."""
     draw(sheet, _console())
 
 
@@ -30,7 +30,7 @@ def say(sentence: str) -> None:
 
 
 def listing(items: Sequence[tuple[str, str, str]]) -> None:
-    """Print items of (name, fact, purpose): each on several lines in a terminal, and on one line in a pipe or file."""
+    """Print items of (name, fact, purpose). In a terminal each item has several lines. Elsewhere each has one line."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -48,11 +48,11 @@ def listing(items: Sequence[tuple[str, str, str]]) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)  # 80 columns wide, if there is neither a terminal nor the variable COLUMNS
+    return Console(highlight=False)  # without a terminal and the variable COLUMNS, rich's width is 80 letters
 
 
 def draw(sheet: Sheet, console: Console) -> None:
-    """Print a table on ``console``. It shows every cell, heading and word of the caption, at any width."""
+    """Print a table on ``console``. No text is cut off at any width: long cells are folded."""
     console.print(sheet.title, style="bold", markup=False)
     for number, part in enumerate(_parts(sheet, console.width)):
         if number:
@@ -67,7 +67,7 @@ def _parts(sheet: Sheet, width: int) -> list[Table]:
     """Divide the columns among tables that fit the width. Each table begins with the first column."""
     columns = [[heading, *cells] for heading, *cells in zip(sheet.headings, *sheet.rows, strict=True)]
     needs = [_need(column, LONG if place else LONG + LONG // 2) for place, column in enumerate(columns)]
-    parts, room = [[0]], width - 1 - needs[0]  # rich pads the last column, too
+    parts, room = [[0]], width - 1 - needs[0]  # 1, because rich adds a space after the last column
     for place in range(1, len(columns)):
         if len(parts[-1]) > 1 and needs[place] + GAP > room:
             parts.append([0])
@@ -78,7 +78,7 @@ def _parts(sheet: Sheet, width: int) -> list[Table]:
 
 
 def _need(column: Sequence[str], limit: int) -> int:
-    """Return a column's least width. Cells up to ``limit`` letters and all words of the heading fit into it."""
+    """Return a column's least width in letters. A cell of at most ``limit`` letters, or a word of the heading, fits."""
     from rich.cells import cell_len
 
     heading, *cells = column
@@ -94,7 +94,7 @@ def _table(columns: Sequence[Sequence[str]], needs: Sequence[int], part: Sequenc
     table = Table(box=SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), show_edge=False)
     widths = {place: min(needs[place], width - (needs[0] + GAP if place else 8)) for place in part}
     spare = width - sum(widths.values()) - GAP * (len(part) - 1)
-    for place in part:  # spare width goes to columns that would be folded
+    for place in part:  # the columns whose cells do not fit yet share the spare width, from left to right
         more = max(min(spare, max(map(cell_len, columns[place])) - widths[place]), 0)
         widths[place] += more
         spare -= more

@@ -62,8 +62,7 @@ def serve(
 ) -> None:
     """Serve a model to clients over HTTP, and keep its state on the disk.
 
-    Clients ask for the model and send updates (fastagg.clients.HttpClient). Each update counts once.
-    """
+    Clients ask for the model and send updates (fastagg.clients.HttpClient). Each update counts once."""
     from fastagg._checks import parse_change
     from fastagg.serve.start import serve as start
 

@@ -1,4 +1,4 @@
-"""The commands about a server's state on the disk, ``fastagg doctor`` and ``fastagg audit``. They do not change it."""
+"""The commands about a server's state on the disk: ``fastagg doctor`` and ``fastagg audit``. Neither changes it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def doctor(
 ) -> None:
     """Report whether a server's folder or file is undamaged.
 
-    The report also has the contents, and what a recovery would do.
-    """
+    The report also has the contents, and what a recovery would read. With --salvage, make a new folder instead."""
     import json
 
     from fastagg.durable.doctor import examine
@@ -74,8 +73,8 @@ def audit(
 ) -> None:
     """Execute a server's log again, and compare the results.
 
-    The results must equal the decisions in the log, the checkpoints and the receipts. The server may be running.
-    """
+    The results must equal the decisions in the log, the checkpoints and the receipts. The exit code is 1 if they
+    differ. The server may be running."""
     import json
     from importlib import import_module
 
@@ -107,7 +106,7 @@ def audit(
 
 
 def _lines(report: Plain) -> Iterator[tuple[str, str]]:
-    """Yield the lines of doctor's report as (name, text). The name may be empty."""
+    """Yield the lines of doctor's report as (name, text). Empty: the line continues the line before."""
     states = report.get("checkpoints", [report])
     for state in [state for state in states if "version" in state][-1:]:
         yield "server", f"{state['parameters']:,} parameters; {state['direction']}, {state['optimizer']}"

@@ -1,4 +1,4 @@
-"""Audits a server: executes its log again, and compares the result with its checkpoints and receipts. An audit writes
+"""Audits a server: executes its log again, and compares the results with its checkpoints and receipts. An audit writes
 nothing and takes no lock, so it may run while the server runs, or on a copy of the folder on another machine."""
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fastagg.durable.recovery import Replay
 from fastagg.errors import CheckpointError, ConfigError, FastaggError
 from fastagg.server.server import Server
 
-_COMPARED = "version", "steps", "flat", "moments", "direction"  # the parts of a state that are compared
+_COMPARED = "version", "steps", "flat", "moments", "direction"  # the keys of a state whose values are compared
 
 
 class _Differs(Exception):
-    """The first difference that an audit finds."""
+    """Raised at the first difference that an audit finds."""
 
 
 def audit(
@@ -39,14 +39,15 @@ def audit(
     Args:
         path: a folder of :func:`fastagg.open`, or a copy of it. The server may be running.
         start: the number of the checkpoint at which the audit starts. None: the oldest checkpoint.
-        receipts: receipts with a digest, or dictionaries with their ``record`` and ``digest``.
+        receipts: receipts with a digest, or dictionaries with a record's number and digest: ``record`` and ``digest``.
         make: a function that makes the server. Needed only for FedEcho, or if a part is not registered.
 
     Returns:
-        Plain data: ``same`` (whether there is no difference), ``problem`` (the first difference, or None), ``where``
-        (the file and byte of the problem, or None), ``start`` (the number of the first checkpoint), ``last`` (the
-        number of the last record), ``counts`` (operations by kind), ``version``, ``digest`` (the hash of the records)
-        and ``model`` (the SHA-256 of the parameters). The processor has no effect on ``digest`` and ``model``.
+        Plain data: ``path``, ``same`` (whether there is no difference), ``problem`` (the first difference or damage, or
+        None), ``where`` (the file and byte of the problem, or None), ``start`` (the number of the first checkpoint),
+        ``last`` (the number of the last executed record), ``counts`` (the number of operations of each kind),
+        ``version``, ``digest`` (the hash of the records up to ``last``) and ``model`` (the SHA-256 of the parameters).
+        The processor has no effect on ``digest`` and ``model``.
 
     Raises:
         CheckpointError: there is no checkpoint, or no server can be made from the checkpoint's settings.
@@ -99,7 +100,7 @@ def _audited(disk: Disk, start: int | None, wanted: dict[int, str], make: Callab
 
 
 class _Audit(Replay):
-    """Executes the operations after a checkpoint, until the first difference."""
+    """Executes the records after a checkpoint, until the first difference. ``wanted``: record -> receipt's digest."""
 
     def __init__(
         self, server: Server, disk: Disk, listing: Contents, begin: Checkpoint, wanted: dict[int, str]
@@ -112,8 +113,8 @@ class _Audit(Replay):
         self.where: str | None = None  # the file and the byte of the record that was read last
 
     def whole(self) -> None:
-        """Execute all records. A record that seems to be damaged is first read again, because a running server may have
-        been writing it."""
+        """Execute all records, and compare the results. A record that seems damaged is read once more, because a
+        running server may have been writing the record."""
         self._read()
         while (record := self._next()) is not None:
             self._at(record.place)
@@ -138,7 +139,7 @@ class _Audit(Replay):
             self.check_checkpoint(checkpoint)
 
     def check_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Compare a checkpoint with the server after the same records."""
+        """Compare a checkpoint with the server, which has executed the same records."""
         name = checkpoint_name(checkpoint.sequence)
         if checkpoint.model != folder.model_digest(checkpoint.state["flat"]):
             raise _Differs(f"{name}: its model is not the one whose hash it has")
@@ -171,7 +172,7 @@ class _Audit(Replay):
 
 
 def _parts(state: State, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the parts of a state that the audit compares, by name."""
+    """Return the values of these keys of a state, as tensors by name and plain data by key."""
     tensors: dict[str, Any] = {}
     for key in names:
         value = state[key]

@@ -1,5 +1,5 @@
-"""All operations on files that fastagg/durable needs, in one class. Tests replace this class by a simulated disk that
-loses power."""
+"""The operations on files that fastagg/durable needs, in one class. Tests replace this class by a simulated disk that
+can lose power."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _MOST_BUFFERS = 512  # the most buffers in a system call. The system's limit is 
 
 
 class Disk:
-    """The files of one folder. Methods take names of files in the folder.
+    """The files of one folder. ``name`` is the name of a file in the folder, and ``file`` an open file's descriptor.
 
-    The folder is held open, and names are looked up in the open folder. So another folder that later has the same path
-    is never used. Every method raises OSError if the system refuses. In a forked child, methods that write or look up a
-    name always raise OSError, because the files belong to the parent process.
+    This object keeps the folder open, and looks up names in the open folder. So another folder that later has the same
+    path is never used. A method raises OSError if the system refuses its operation. In a forked child, methods that
+    write or look up a name always raise OSError, because the files belong to the parent process.
 
     Attributes:
         path: the folder's path, for messages.
         descriptor: the open folder's descriptor. None: the folder is closed, or this is a test's simulated disk. The
-            log uses a simulated disk by calling these methods.
+            compiled log then calls the methods of this object.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -53,7 +53,7 @@ class Disk:
         self.leave()
 
     def leave(self) -> None:
-        """Unlock and close the folder. The disk cannot be used any more."""
+        """Unlock and close the folder. This object cannot be used any more."""
         self.unlock()
         descriptor, self.descriptor = self.descriptor, None
         if descriptor is not None:
@@ -68,7 +68,7 @@ class Disk:
 
     def names(self) -> list[str]:
         """Return the sorted names in the folder."""
-        # Open the folder again: on btrfs, the old descriptor would list the names at the time when it was opened.
+        # The folder is opened again, because on btrfs an old descriptor lists the names from when it was opened.
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._here())
         try:
             return sorted(os.listdir(folder))
@@ -76,9 +76,10 @@ class Disk:
             os.close(folder)
 
     def open(self, name: str, *, create: bool = False, write: bool = True) -> int:
-        """Open a regular file to read, and, if ``write``, to write. ``create``: whether to make the file if missing."""
+        """Open a regular file for reading, and, if ``write``, also for writing. ``create``: whether to make a missing
+        file. Return the descriptor."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        # With O_NONBLOCK, the call does not wait if a pipe has this name.
+        # If a pipe has this name, O_NONBLOCK keeps the call from waiting for the pipe's other end.
         flags |= os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
         file = os.open(name, flags, 0o600, dir_fd=self._here())
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -99,7 +100,7 @@ class Disk:
             self.close(file)
 
     def put(self, name: str, buffers: Sequence[Bytes]) -> None:
-        """Write a whole file, and wait until it is on the disk."""
+        """Write a whole file, and wait until its content is on the disk. An existing file is written over."""
         with self.opened(name, create=True) as file:
             self.truncate(file, self.write(file, buffers, 0))
             self.sync(file)
@@ -125,7 +126,7 @@ class Disk:
         os.ftruncate(file, size)
 
     def write(self, file: int, buffers: Sequence[Bytes], offset: int) -> int:
-        """Write all buffers, one after the other, at ``offset``. Return where they end."""
+        """Write all buffers, one after the other, at ``offset``. Return the offset of the end of the last one."""
         self._check_process()
         left = [view for view in map(_bytes, buffers) if len(view)]
         while left:
@@ -138,15 +139,15 @@ class Disk:
         return offset
 
     def read_into(self, file: int, view: memoryview, offset: int) -> int:
-        """Read bytes until the view is full or the file ends. Return their number. Files are never mapped into memory,
-        because an unreadable page would then end the process. Here it raises OSError."""
+        """Read bytes from ``offset`` on until the view is full or the file ends. Return their number. Files are not
+        mapped into memory, because an unreadable page of a mapped file ends the process. A read raises OSError."""
         done = 0
         while done < len(view) and (count := os.preadv(file, [view[done : done + (1 << 30)]], offset + done)):
             done += count
         return done
 
     def read(self, file: int, size: int, offset: int) -> bytearray:
-        """Read up to ``size`` bytes."""
+        """Read ``size`` bytes from ``offset`` on, or fewer if the file ends before."""
         data = bytearray(size)
         with memoryview(data) as view:
             done = self.read_into(file, view, offset)
@@ -154,7 +155,7 @@ class Disk:
         return data
 
     def read_tensor(self, file: int, size: int, offset: int) -> Tensor:
-        """Read up to ``size`` bytes into a tensor, whose memory may have huge pages."""
+        """Read bytes as :meth:`read` does, into a 1-D uint8 tensor. Its memory may have huge pages."""
         data = memory.empty_bytes(size, recycle=False)
         return data[: self.read_into(file, data.numpy().data, offset)]
 
@@ -168,7 +169,7 @@ class Disk:
         files.sync(file)
 
     def sync_folder(self, name: str = ".") -> None:
-        """Wait until the names in the folder, or in a folder in it, are on the disk."""
+        """Wait until the names in the folder are on the disk. With ``name``, wait for the names in the subfolder."""
         files.sync_folder(name, inside=self._here())
 
     def rename(self, old: str, new: str) -> None:
@@ -190,9 +191,9 @@ class Disk:
                 os.rmdir(name, dir_fd=self._here())
 
     def lock(self, name: str) -> bool:
-        """Lock the folder and a file in it until :meth:`unlock`, or until this process ends. Forked children of this
-        process do not keep the lock. Return False if another disk object has the lock."""
-        # FileIO opens the file itself, so that an interrupt cannot leave an open file without an owner.
+        """Lock the folder, and the file ``name`` in it, until :meth:`unlock` or the end of this process. Its forked
+        children do not keep the lock. Return False if another object or process has the lock."""
+        # FileIO calls `opener` and owns the descriptor at once, so that an interrupt leaves no open file without owner.
         self._lock = io.FileIO(name, "r+", opener=lambda *_: self.open(name, create=True))
         native.log.keep_from_children(self._lock.fileno())
         try:

@@ -1,5 +1,5 @@
-"""Reports the contents of a server's folder or file, whether every checksum is right, and what :func:`fastagg.open`
-would do with the folder. This module writes nothing and takes no lock. ``fastagg doctor`` calls it."""
+"""Examines a server's folder or file: its contents, its checksums, and what :func:`fastagg.open` would do with it. This
+module writes nothing and takes no lock. ``fastagg doctor`` calls it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def examine(path: Path, *, replay: bool = False) -> dict[str, Any]:
     """Examine the folder or file at ``path``.
 
     Args:
-        replay: whether to execute the operations of a folder's log on a server in memory, as an opening does.
+        replay: whether to execute a folder's log on a server in memory, as an opening does. False: only read the log.
 
     Returns:
         Plain data: ``kind`` (``folder`` or ``file``), ``healthy`` (whether there is no problem), ``problems`` (their
@@ -92,7 +92,7 @@ def examine_on(disk: Disk, *, replay: bool = False) -> dict[str, Any]:
 def _checkpoints(
     disk: Disk, listing: Contents, problems: list[str]
 ) -> tuple[list[dict[str, Any]], Checkpoint | None, Checkpoint | None]:
-    """Describe all checkpoints, and return the oldest and the newest that can be read."""
+    """Describe all checkpoints. Also return the oldest and the newest that can be read (or None)."""
     reports: list[dict[str, Any]] = []
     oldest: Checkpoint | None = None
     newest: Checkpoint | None = None
@@ -102,7 +102,7 @@ def _checkpoints(
             newest = read_checkpoint(disk, sequence)
             oldest = oldest or newest
             report |= _summary(newest.state)
-        except OtherFormat:  # an opening would refuse the folder
+        except OtherFormat:  # fastagg.open would refuse the folder
             raise
         except (CheckpointError, OSError) as error:
             if is_gone(disk, sequence):
@@ -116,7 +116,8 @@ def _checkpoints(
 def _log(
     disk: Disk, listing: Contents, oldest: Checkpoint, newest: Checkpoint, replay: bool, problems: list[str]
 ) -> dict[str, Any]:
-    """Report the contents of the log, and what an opening would do with the records after the newest checkpoint."""
+    """Return the log's part of the report: its files, and what an opening would do with the records after the newest
+    checkpoint. Add problems to ``problems``."""
     walk, verdict, reader = Replay(None, disk, listing), "go on", None
     try:
         if replay:
@@ -146,11 +147,11 @@ def _log(
 
 
 def _check_room(disk: Disk, listing: Contents, newest: Checkpoint, problems: list[str]) -> None:
-    """Report a problem if the reserved files and the volume's free bytes together are too small for the next
-    checkpoint. A server without this room stops when the volume is full."""
+    """Add a problem to ``problems`` if the reserved files and the volume's free bytes together are too small for the
+    next checkpoint and the next update."""
     update = 4 * newest.state["flat"].numel()
     needed = max(0, 2 * update - max((_size(disk, name) for name in listing.rooms), default=0))
-    if update > SMALL and not listing.uploads:  # an upload may be using the spare file
+    if update > SMALL and not listing.uploads:  # if there are uploads, one of them may have taken the spare file
         needed += max(0, update - _size(disk, folder.SPARE))
     for name, size in zip(
         (trees.TENSORS, trees.MANIFEST), trees.used(disk, checkpoint_name(newest.sequence)), strict=True
@@ -163,8 +164,8 @@ def _check_room(disk: Disk, listing: Contents, newest: Checkpoint, problems: lis
 
 
 def _before(disk: Disk, listing: Contents, oldest: Checkpoint, newest: Checkpoint, problems: list[str]) -> Any:
-    """Read the log from the oldest checkpoint on, and report problems before the newest checkpoint. An opening needs
-    this part of the log only if newer checkpoints are damaged. Return the reader, or None."""
+    """Read the log from the oldest checkpoint on, and add problems before the newest checkpoint to ``problems``. An
+    opening reads this part of the log only if newer checkpoints are damaged. Return the reader, or None."""
     only = f"only {checkpoint_name(oldest.sequence)} needs it"
     reader, walk = None, Replay(None, disk, listing)
     try:
@@ -178,8 +179,8 @@ def _before(disk: Disk, listing: Contents, oldest: Checkpoint, newest: Checkpoin
 
 
 def _torn(disk: Disk, listing: Contents, reader: Any) -> str | None:
-    """Return the place of an incomplete record after the last record, or None. A crash may leave such a record, which
-    the server has not acknowledged."""
+    """Return the file and byte of an incomplete record at the log's end, or None. A crash may leave such a record. The
+    server has not acknowledged its change."""
     if reader is None or not reader.is_torn:
         return None
     segment, place, _ = reader.end
@@ -187,7 +188,7 @@ def _torn(disk: Disk, listing: Contents, reader: Any) -> str | None:
 
 
 def server_of(disk: Disk, newest: Checkpoint, what: str, make: Callable[[], Server] | None = None) -> Server:
-    """Return a server in memory with the state of checkpoint ``newest``. ``what``: the caller's name in messages.
+    """Return a server without a folder, with the state of ``newest``. ``what``: the caller's name for the message.
 
     Args:
         make: a function that makes the server. Needed only for FedEcho, or if a part is not registered.

@@ -1,13 +1,14 @@
 """Names and reads the files in a server's folder. The folder has these files:
 
-lock                        locked while a process has the folder open; has the number of a closed log's last record
+lock                        locked while a server has the folder open. After a close: the number of the last record.
 checkpoint-<sequence>/      the server's state after the record <sequence> of the log
 journal-<number>            segments of the log, in order (docs/log-format.md)
-free-<number>               a file for a future segment; its contents have no meaning
-upload-<number>             an update that arrived in chunks; at most one record of the log refers to it
+free-<number>               a file for a future segment. Its contents have no meaning.
+upload-<number>             an update that arrived in chunks. At most one record of the log refers to this file.
 reserve-<number>/           room for the next checkpoint, or an unfinished checkpoint, which is never read
 room-<number>               room for the log on a full volume (keeper.py)
-spare                       room for an upload on a full volume
+spare                       room for an upload on a full volume (keeper.py)
+noise-key                   the key of a private server's noise (recovery.py)
 *.partial                   unfinished files, which are never read
 """
 
@@ -32,7 +33,7 @@ from fastagg.storage.pieces import STREAMED, Pieces, stored_pieces
 
 LOCK, SPARE = "lock", "spare"
 PARTIAL = ".partial"
-BLOCK = 4096  # bytes of the head of a log's segment
+BLOCK = 4096  # bytes at the beginning of a segment, which contain its head
 _ALL = (1 << 64) - 1
 _DIGITS = {"checkpoint": 20, "journal": 12, "free": 12, "upload": 12, "reserve": 12, "room": 12}
 _NAME = re.compile(r"([a-z]+)-(\d+)")
@@ -51,9 +52,9 @@ checkpoint_name, upload_name, reserve_name, room_name = (
 class Contents(NamedTuple):
     """The files of a folder, by kind."""
 
-    checkpoints: list[int]  # the checkpoints' sequence numbers, oldest first
+    checkpoints: list[int]  # the checkpoints' numbers, oldest first
     segments: dict[int, str]  # number -> name, in order
-    free: list[str]  # names, as in the lists below
+    free: list[str]  # the files' names, as in the lists below
     uploads: dict[int, str]  # number -> name
     reserves: list[str]
     rooms: list[str]
@@ -74,24 +75,24 @@ def contents(disk: Disk) -> Contents:
 class Checkpoint(NamedTuple):
     """The contents of a checkpoint."""
 
-    sequence: int
+    sequence: int  # the checkpoint's number: that of the last record whose change is in `state`
     state: State
     made: Plain  # the settings with which the folder was made
     folder_id: int  # the folder's random number
     digest: bytes  # the digest of the log's records up to the checkpoint (csrc/log/segment.h)
     log_end: int  # when the checkpoint was written, the log had at least the records up to this number
     model: str  # model_digest of the parameters
-    uploads: dict[int, int]  # the numbers of uploads -> the records that refer to them
-    next_upload: int  # all uploads before the checkpoint have smaller numbers
+    uploads: dict[int, int]  # an upload's number -> the number of the record that refers to the upload
+    next_upload: int  # a number above those of all uploads before the checkpoint
 
 
 def is_gone(disk: Disk, sequence: int) -> bool:
-    """Return whether a checkpoint no longer exists. A running server writes newer checkpoints over older ones."""
+    """Return whether a checkpoint no longer exists. A running server reuses the files of its oldest checkpoints."""
     return checkpoint_name(sequence) not in disk.names()
 
 
 def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
-    """Read a checkpoint."""
+    """Read checkpoint number ``sequence``. CheckpointError: it is damaged or missing."""
     name = checkpoint_name(sequence)
     manifest = trees.read_manifest(disk, name)
     state = trees.read(disk, name, manifest)
@@ -111,25 +112,25 @@ def read_checkpoint(disk: Disk, sequence: int) -> Checkpoint:
 
 
 def model_digest(flat: Tensor) -> str:
-    """Return the SHA-256 of a model's parameters, [d] fp32, little endian, as hexadecimal digits."""
+    """Return the SHA-256 of the bytes of a model's parameters ([d], little endian) as hexadecimal digits."""
     parameters = flat.detach().cpu().contiguous()
     return sha256(raw.at(parameters.data_ptr(), parameters.nbytes)).hexdigest()
 
 
 def free_name(name: str) -> str:
-    """Return the new name of a segment that is no longer needed."""
+    """Return the new name of a segment that becomes a free file. ``name``: the segment's name."""
     return name.replace("journal-", "free-")
 
 
 def say_end(disk: Disk, sequence: int) -> None:
-    """Write to the lock file that all records up to ``sequence`` are on the disk. If a later process finds fewer
-    records, it knows that some are lost. Errors of the disk are ignored, because the records are already written."""
+    """Write ``sequence``, the number of a closed log's last record, to the lock file. If a later process finds fewer
+    records, some are lost. Errors of the disk are ignored, because the records themselves are on the disk."""
     with contextlib.suppress(OSError):
         disk.put(LOCK, [struct.pack("<QQ", sequence, sequence ^ _ALL)])
 
 
 def said_end(disk: Disk) -> int:
-    """Return the number of the last record on the disk when the server was last closed. 0: the number is not known."""
+    """Return the number that :func:`say_end` wrote: the last record's at the last close. 0: the number is not known."""
     if LOCK not in disk.names():
         return 0
     data = disk.read_of(LOCK)
@@ -151,7 +152,7 @@ def read_log(disk: Disk, listing: Contents, after: Checkpoint) -> Native:
 
 
 def read_upload(disk: Disk, listing: Contents, streamed: tuple[int, int, int, int]) -> Pieces:
-    """Return the update in an upload's file. ``streamed``: the upload's number, bytes, checksum and type."""
+    """Return the update in an upload's file. ``streamed``: the upload's number, number of bytes, checksum and type."""
     number, nbytes, crc, code = streamed
     name = listing.uploads.get(number)
     if name is None:

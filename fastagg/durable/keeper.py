@@ -1,15 +1,17 @@
 """Keeps a server's folder in order. A thread writes the checkpoints, and removes the files that no recovery needs.
 
-On a full volume the server keeps running, because of these rules:
+durable/opening.py makes the keeper. The keeper's arguments ``keep``, ``every`` and ``slack`` are explained there and in
+:class:`Keeper`. These rules let a server keep running on a full volume:
 
-1. While there is room, the files of the next checkpoint are made in advance: its folder (the *reserve*,
-   ``reserve-N/``), a file of the log for all answers that may wait for the log (a *room*, ``room-N``), and a file for
-   an upload (``spare``). So a checkpoint needs no new block or inode. If the state has grown by more than ``slack / 4``
-   bytes since the last checkpoint, the next checkpoint does need new blocks.
-2. Later, the oldest checkpoint becomes the next reserve, its log's segments become rooms, its last upload the spare.
-3. A new name may need blocks for the folder (64 on XFS). A room gives up some blocks then. No upload may take them.
-4. No file is begun that cannot be finished. A file that gets only some of its blocks gives them back.
-5. The log, its free segments and the uploads have at most ``keep + 1`` times ``every`` bytes.
+1. While there is room, three kinds of files are made in advance. A *reserve* (``reserve-N/``) is the folder of the next
+   checkpoint. A *room* (``room-N``) is a log file, large enough for all answers that may wait for the log. ``spare`` is
+   a file for an upload. So the next checkpoint needs no new block or inode, unless a file of the state has grown by
+   more than about ``slack / 4`` bytes.
+2. A checkpoint that is no longer kept becomes a reserve. A segment of the log that no recovery needs may become a room.
+   The file of a large upload that no recovery needs becomes ``spare``.
+3. A new name may need more blocks for the folder. A room then gives up ``slack / 4`` bytes, which no upload may take.
+4. The blocks of a reserve, a room, a spare file or an upload are reserved as a whole, or none of them is.
+5. Free segments of the log are removed while all segments and uploads have more than ``(keep + 1) * every`` bytes.
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ from fastagg.server.engine import Runtime, ServerParts
 from fastagg.timing import Stopwatch
 
 EVERY = 1 << 30  # bytes of the log and of uploads after which a checkpoint is written
-SLACK = 1 << 20  # bytes of a room, besides the bytes of two updates
-_AGAIN = 0.05  # seconds after which the thread tries again, if there was no memory
-_PATIENCE = 1.5  # seconds in which a failed log must recover, after it got a room
+SLACK = 1 << 20  # bytes of a room, besides the bytes of two updates in fp32
+_AGAIN = 0.05  # the thread's pause in seconds before the next attempt, after the process ran out of memory
+_PATIENCE = 1.5  # the most seconds to wait for a failed log to recover, each time the log may get a room
 _log = logging.getLogger("fastagg")
 
 
 class Latch:
-    """A flag that is set once. Threads can wait for it without holding a shared lock. A thread that waits for a
-    ``threading.Event`` holds the event's lock for a moment. A signal handler that interrupts the thread in this moment,
-    and waits for the thread that sets the event, would wait for ever."""
+    """A flag that is set once. Threads can wait for the flag without a shared lock. A ``threading.Event`` has a shared
+    lock, which a waiting thread holds for a moment. If a signal handler interrupts the thread in that moment, and waits
+    for another thread to set the event, neither can go on."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -55,14 +57,14 @@ class Latch:
 
     def set(self) -> None:
         self._is_set = True
-        try:  # this allocates no memory, so the waiting threads wake even if no memory is left
+        try:  # these calls allocate no memory, so the waiting threads wake even if no memory is left
             while self._waiting:
                 self._waiting.pop().release()
         except IndexError:  # another thread called `set`, too, and took the last lock
             pass
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the flag is set, at most ``seconds``. Return whether it is set."""
+        """Wait until the flag is set, at most ``seconds`` (None: any time). Return whether the flag is set."""
         mine = threading.Lock()
         mine.acquire()
         self._waiting.append(mine)  # before `_is_set` is read, so that a later `set` finds the lock
@@ -74,7 +76,7 @@ class _Request:
     """A call of `Keeper.checkpoint` that waits for the keeper's thread."""
 
     done: Latch = field(default_factory=Latch)
-    written: int | None = None
+    written: int | None = None  # the checkpoint's number
     error: FastaggError | None = None
 
 
@@ -82,13 +84,13 @@ class Keeper:
     """Writes the checkpoints of one folder, in a thread, and removes files that no recovery needs.
 
     Args:
-        made: the settings with which the folder was made.
+        made: the settings with which the folder was made, for the checkpoints.
         folder_id: the folder's random number.
-        kept: sequence numbers of the folder's checkpoints, oldest first.
+        kept: the numbers of the folder's checkpoints, oldest first (:class:`.folder.Checkpoint`).
         keep: the number of checkpoints that are kept.
-        every: bytes of the log and of uploads after which a checkpoint is written.
-        slack: bytes of a room, besides the bytes of two updates. Each file of a checkpoint has about ``slack / 4``
-            spare bytes, if there is room.
+        every: a checkpoint is written after this many bytes of the log and of uploads.
+        slack: bytes of a room, besides the bytes of two updates in fp32. Each file of a checkpoint has about
+            ``slack / 4`` unused bytes at its end, if the volume has room.
 
     Attributes:
         room: bytes of a room, a multiple of a block's bytes.
@@ -101,17 +103,17 @@ class Keeper:
         self.disk, self.parts, self.running, self.uploads = disk, parts, running, uploads
         self.made, self.folder_id = made, folder_id
         self.kept, self.keep, self.every = kept, keep, every
-        self.history = 0  # how many of the oldest checkpoints are never removed; the log after them stays, too
+        self.history = 0  # how many of the oldest checkpoints are never removed. The log after them is kept, too.
         self.journal: Any = None
         self._due = every
         self._requests: deque[_Request] = deque()
-        # Whether the disk refused an upload, and the earliest time of a checkpoint that is written because of this.
+        # Whether the disk has refused an upload since the last attempt, and the earliest time of a further attempt.
         self._full, self._again = False, 0.0
         self._closing = False
         self._thread: threading.Thread | None = None
         self._ended = Latch()
-        self._wrong = ""  # why there is no room for the next checkpoint; empty: there is room
-        self._lent: set[str] = set()  # names of rooms that the log got
+        self._wrong = ""  # why there is no room for the next checkpoint. Empty: there is room.
+        self._lent: set[str] = set()  # names of rooms that the log may use
         listing = contents(disk)
         self.slack, self.room = slack, (slack + 8 * parts.layout.size) // BLOCK * BLOCK
         self._numbers = itertools.count(
@@ -131,8 +133,8 @@ class Keeper:
             raise OSError(errno.EAGAIN, f"the system refuses a thread: {error}") from error
 
     def wait(self, sequence: int) -> None:
-        """Wait until the record is on the disk. A checkpoint that includes the record may be used only then. If the log
-        failed because the volume is full, give it a room."""
+        """Wait until record ``sequence`` is on the disk. A checkpoint that includes the record's change may be used
+        only then. If a write of the log has failed, give the log a room."""
         for _ in range(2):
             if self.journal.failure:
                 self._help_log()
@@ -142,20 +144,20 @@ class Keeper:
         self.journal.wait(sequence)
 
     def _rooms(self) -> list[str]:
-        """Return the names of the rooms that the log did not get, the largest last."""
+        """Return the names of the rooms that the log may not use yet, the largest last."""
         rooms = [name for name in contents(self.disk).rooms if name not in self._lent]
         return sorted(rooms, key=self.disk.size_of)
 
     def _help_log(self) -> None:
-        if self._lent.intersection(self.disk.names()):  # the log got a room, but a full folder prevents its renaming
+        if self._lent.intersection(self.disk.names()):  # the log has a room, but has not renamed it yet
             self._free_blocks()
         elif rooms := self._rooms():
             self._lent.add(rooms[-1])
             self.journal.reuse(rooms[-1])
 
     def _free_blocks(self) -> bool:
-        """Free some blocks of a room. A folder whose own blocks are full needs them for another name. Return whether
-        the room had any blocks."""
+        """Free some blocks of the largest room. The folder may need a block to store one more name. Return whether
+        there was a room with blocks."""
         self.uploads.is_full = True
         for name in self._rooms()[-1:]:
             with self.disk.opened(name) as file:
@@ -176,12 +178,12 @@ class Keeper:
 
     def checkpoint(self) -> int:
         """Let the thread write a checkpoint, wait for the checkpoint, and return its number. The caller holds no lock
-        meanwhile. So other calls continue, and a signal handler that interrupts this method may call it, too."""
+        while it waits. So other calls continue, and a signal handler may call this method inside this method."""
         self.refuse_with_lock("checkpoint()")
         request = _Request()
         self._requests.append(request)
         self.journal.nudge()
-        if self._ended.is_set():  # the thread may have ended before it saw the request
+        if self._ended.is_set():  # the thread may have ended before the request was in the queue
             self._refuse_requests()
         request.done.wait()
         if request.error is not None:
@@ -211,8 +213,8 @@ class Keeper:
             pass
 
     def close(self, seconds: float | None = None) -> bool:
-        """End the thread, and wait for its end at most ``seconds`` (None: any time). A checkpoint that the thread is
-        writing is given up. Return whether the thread has ended."""
+        """End the thread, and wait for its end at most ``seconds`` (None: any time). The thread stops writing an
+        unfinished checkpoint. Return whether the thread has ended."""
         self._closing = True
         if self._thread is None or not self._thread.is_alive():
             return True
@@ -230,7 +232,7 @@ class Keeper:
 
     def _safely(self, work: Callable[[], bool]) -> bool:
         """Call ``work`` and return its result. If there is no memory, wait and return True, so that the caller calls
-        ``work`` again. The requests are still in the queue then."""
+        ``work`` again. ``work`` leaves requests in the queue until they are answered, so none is lost."""
         try:
             return work()
         except MemoryError:
@@ -239,8 +241,9 @@ class Keeper:
             return True
 
     def _round(self) -> bool:
-        """Wait until a checkpoint is due or requested, and write it. Return whether more may come. A request's error
-        refers to the caller's frames and so to the server, so no local variable may outlive this method."""
+        """Wait until a checkpoint may be due or requested, and write it if so. Return whether to call this again. A
+        request's error refers to its caller's frames, and so to the server. Variables of this method end with the call,
+        so that the thread does not keep the server alive."""
         self.journal.wait_written(self._due)
         requests = list(self._requests)
         if not self._closing and (requests or self._is_due()):
@@ -261,10 +264,10 @@ class Keeper:
         except Exception as error:  # the waiting callers must get the error
             failed = CheckpointError(f"{self.disk.path}: the checkpoint could not be written: {error!r:.200}")
         if failed is not None:
-            self._due = self.every + self.journal.written  # when the next attempt is due
+            self._due = self.every + self.journal.written  # the next attempt comes after `every` further bytes
             if not requests and not self._closing:
                 _log.warning("checkpoint failed: %s", failed)
-        # The next attempt waits a second plus the time of this attempt: a full disk must not keep the thread busy.
+        # On a full disk, the next attempt waits for a second plus the time of this attempt, to save the disk's time.
         self._again = 2 * time.monotonic() - start + 1.0
         for request in requests:
             request.written, request.error = written, failed
@@ -283,7 +286,8 @@ class Keeper:
         return False
 
     def write(self) -> int:
-        """Write a checkpoint, and return its number. Only one thread at a time calls this."""
+        """Write a checkpoint, and return its number. Without changes since the last one, return the last one's number.
+        Only one thread at a time calls this."""
         watch = Stopwatch(["held"])
         with watch.timing("held"), self.running.engine.locked:
             sequence = 0 if self.journal is None else self.journal.last
@@ -300,7 +304,7 @@ class Keeper:
                 uploads = {"uploads": self.uploads.recorded(numbers[0]), "next_upload": self.uploads.next()}
         if is_written:
             if self._wrong or self.uploads.is_full:
-                self.clear()  # the call of `clear` after this checkpoint failed, because the volume was full
+                self.clear()  # an earlier call of `clear` failed, or the disk has refused a file since
             return int(sequence)
         name = checkpoint_name(sequence)
         more = {"sequence": sequence, "made": self.made, "folder": self.folder_id, **uploads}
@@ -308,14 +312,15 @@ class Keeper:
         def described() -> dict[str, Any]:
             end, digest = sequence, bytes(32)
             if self.journal is not None:
-                self.wait(sequence)  # the record's digest is known only then
+                self.wait(sequence)  # the digest is computed when the record is written
                 end, digest = self.journal.durable, self.journal.digest(sequence)
             log = {"digest": digest.hex(), "end": end}
             return {"log": log, "model": model_digest(snapshot.state["flat"])}
 
         try:
             with named(self.disk.path / f"{name}: the checkpoint could not be written"):
-                self.disk.sync_folder()  # a power loss must not bring back the reserve's old name, a checkpoint's
+                # A reserve may have been a checkpoint. Its old name must not come back after a power loss.
+                self.disk.sync_folder()
                 reserve = next(iter(contents(self.disk).reserves), reserve_name(next(self._numbers)))
                 nbytes = snapshot.write(self.disk, reserve, more, self.slack // 4, described, self.go_on)
                 self.disk.remove(name)  # an attempt that failed after the rename may have left a folder
@@ -333,7 +338,7 @@ class Keeper:
         return int(sequence)
 
     def go_on(self) -> None:
-        """Raise CheckpointError if the server is closed. The writing of a checkpoint calls this now and then."""
+        """Raise CheckpointError if the server is closed. :meth:`Snapshot.write` calls this between its parts."""
         if self._closing:
             raise CheckpointError(f"{self.disk.path}: this server is closed; the checkpoint was given up")
 
@@ -341,9 +346,8 @@ class Keeper:
         return slice(self.history, max(self.history, len(kept) - self.keep))
 
     def clear(self) -> None:
-        """Remove the files that no recovery needs, and keep room for the next checkpoints. Recovery needs the
-        checkpoints that stay, the log after the oldest of them, and the uploads that this log refers to. Open uploads
-        stay, too."""
+        """Remove the files that no recovery needs, and reserve room for the next checkpoints. A recovery needs the kept
+        checkpoints, the log after the oldest of them, and the uploads to which this log refers. Open uploads stay."""
         if self.journal is None:
             return
         freed: list[str] = []  # names of segments that the log has given up
@@ -353,10 +357,10 @@ class Keeper:
                 # The next checkpoint will use the blocks of the old one.
                 self._rename(checkpoint_name(old), reserve_name(next(self._numbers)))
                 self.kept.remove(old)
-            self.disk.sync_folder()  # else a power loss could bring back a checkpoint whose log is removed
+            self.disk.sync_folder()  # otherwise, after a power loss, a checkpoint could be there without its log
             freed += self.journal.release(self.kept[0])
             freed += iter(self.journal.give_up, "")
-            listing = contents(self.disk)  # before `needed`: an upload counts as open before it has a file
+            listing = contents(self.disk)  # read before `needed`, because an upload is in `needed` before it has a file
             needed = self.uploads.needed(self.kept[0])
             for number in set(listing.uploads).difference(needed):
                 with contextlib.suppress(FileNotFoundError):  # the upload has just ended, and removed its file
@@ -375,8 +379,8 @@ class Keeper:
         self._wrong = wrong
 
     def _keep_room(self, listing: Contents, freed: list[str]) -> None:
-        """Keep reserves for as many checkpoints as may be written before one is removed, and ``keep + 1`` rooms. After
-        ``keep`` further checkpoints a segment of the log is no longer needed, and becomes a room again."""
+        """Keep a reserve for each checkpoint that may be written before one is removed, and ``keep + 1`` rooms.
+        ``freed``: the names of free segments. Segments that become rooms or are removed are taken from the list."""
         limit = self.keep + self.history + 1 - len(self.kept)
         sizes = trees.used(self.disk, checkpoint_name(self.kept[-1]))
         reserves = listing.reserves + [reserve_name(next(self._numbers)) for _ in range(limit - len(listing.reserves))]
@@ -407,7 +411,7 @@ class Keeper:
                 self.disk.truncate(file, self.room)
 
     def _keep_spare(self) -> None:
-        """Keep a spare file. On a full volume an upload takes it, and later its file becomes the spare file again."""
+        """Make the spare file if it is missing and the volume has room. On a full volume an upload takes the file."""
         if not self.uploads.spare or folder.SPARE in self.disk.names():
             return
         with contextlib.suppress(OSError), self.disk.opened(folder.SPARE + folder.PARTIAL, create=True) as file:
@@ -416,7 +420,8 @@ class Keeper:
             self.disk.rename(folder.SPARE + folder.PARTIAL, folder.SPARE)
 
     def _shrink(self, freed: list[str]) -> None:
-        """Remove free segments while the log and uploads have more bytes than ``(keep + 1) * every``."""
+        """Remove free segments, and take them from ``freed``, while the log, its free segments and the uploads have
+        more than ``(keep + 1) * every`` bytes together."""
         listing, used = contents(self.disk), 0
         for name in (*listing.segments.values(), *listing.free, *listing.uploads.values()):
             with contextlib.suppress(FileNotFoundError):  # the log has just renamed the file

@@ -1,5 +1,5 @@
-"""The log of a server with a folder. It has a record of every change of the server. By default an answer is
-acknowledged when its record is on the disk.
+"""The log of a server with a folder. The log has a record of every change of the server's state. By default an answer
+is acknowledged when its record is on the disk.
 
 The engine makes the records (csrc/log). A server calls this module for checkpoints, uploads, waiting and closing.
 """
@@ -23,7 +23,7 @@ from fastagg.server.dispatch import Client, Receipt
 from fastagg.server.server import Durability
 from fastagg.server.uploads import HeldUpload, Refusing, Upload
 
-# An upload of at most this many bytes waits in memory and is written to the log. A file would need two more syncs.
+# An upload of at most this many bytes is kept in memory, and then written to the log. A file needs two syncs more.
 SMALL = 256 << 10
 
 
@@ -31,12 +31,14 @@ class Log:
     """The log, the checkpoints and the uploads of a server with a folder.
 
     Args:
-        disk: the locked folder.
-        journal: the native log (csrc/log/journal.h).
+        disk: the folder, which is locked.
+        journal: the compiled log, which writes the records in a thread of its own (csrc/log/journal.h).
+        keeper: writes the checkpoints.
+        uploads: the folder's uploads.
+        durability: which answers wait for the disk. ``arrival``: all. ``step``: those that make a step. ``none``: none.
 
     Attributes:
         folder: the folder's path.
-        durability: the answers that wait for the disk: ``none``, those that make a ``step``, or all (``arrival``).
     """
 
     def __init__(self, disk: Disk, journal: Native, keeper: Keeper, uploads: Uploads, durability: Durability) -> None:
@@ -51,8 +53,8 @@ class Log:
 
     def flush(self) -> None:
         """Wait until all records so far are on the disk."""
-        if os.getpid() != self._process:  # in a forked process, no thread writes
-            with self.keeper.running.engine.reading:  # raises an error in a fork
+        if os.getpid() != self._process:  # a forked process has no thread that writes the records
+            with self.keeper.running.engine.reading:  # raises an error in a forked process
                 pass
         self.journal.wait(self.journal.last)
 
@@ -61,7 +63,7 @@ class Log:
         return self.folder / checkpoint_name(self.keeper.checkpoint())
 
     def whole_state(self) -> State:
-        """Return the state at one moment. It is read from a new checkpoint, so other calls need not wait for a copy."""
+        """Write a checkpoint, and return the state in it. So no other call has to wait while the state is copied."""
         while True:
             number = self.keeper.checkpoint()
             name = checkpoint_name(number)
@@ -73,14 +75,14 @@ class Log:
                 return state
             except CheckpointError:
                 if number in self.keeper.kept:
-                    raise  # otherwise a newer checkpoint was written over this one while it was read
+                    raise  # otherwise a newer checkpoint was written over this one meanwhile, so try again
 
     def upload(
         self, size: int, dtype: torch.dtype | None, encoded: int | None, task: tuple[Client, int],
         finish: Callable[..., Receipt], refusing: Refusing,
     ) -> Upload:  # fmt: skip
-        """Return a new upload for a task's update that will arrive in chunks. ``finish`` is called with the complete
-        update. If the upload has a file, the second argument is the file's description for the log (a native Blob)."""
+        """Return a new upload for an update of ``task`` (client, version). ``finish`` is called with the complete
+        update. If the upload has a file, ``finish``'s second argument describes the file for the log (a Blob)."""
         self.journal.check()
         nbytes = size * getattr(dtype or torch.float32, "itemsize", 1) if encoded is None else encoded
         if nbytes <= SMALL:
@@ -88,8 +90,9 @@ class Log:
         return StoredUpload(size, dtype, finish, refusing, encoded, self._disk, self._uploads, task)
 
     def close(self, seconds: float | None = None) -> None:
-        """Write the waiting records, then close and unlock the folder. Wait at most ``seconds`` for each of the two
-        threads (None: any time). A signal handler that interrupts this method may call it: every part may run twice."""
+        """Write the waiting records, then close and unlock the folder. Wait at most ``seconds`` for the end of each of
+        two threads, the keeper's and the journal's (None: any time). If one does not end, the folder stays locked. A
+        signal handler may call this method inside this method, because every part may run twice."""
         if not self._is_open or os.getpid() != self._process:  # a forked process has neither the threads nor the lock
             return
         if seconds is None:

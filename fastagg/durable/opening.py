@@ -25,10 +25,11 @@ from fastagg.server import engine
 from fastagg.server.server import Server
 from fastagg.server.watching import ServerWatch, watch_of
 
-SEGMENT, _SMALL = 64 << 20, 256 << 10  # the most and the fewest bytes of a full-size segment of the log
-_PENDING = 256 << 20  # the most bytes of answers that may wait for the log. Further answers wait before their step.
-_CHUNK = 16 << 20  # bytes that are read at a time
-_SLOW = 1.0  # an answer that takes at least so many seconds is logged
+# A segment of the log has at most `checkpoint_every / 16` bytes, or `_SMALL` if that is more, but at most `SEGMENT`.
+SEGMENT, _SMALL = 64 << 20, 256 << 10
+_PENDING = 256 << 20  # an answer waits before its step while records of more bytes than this wait for the log
+_CHUNK = 16 << 20  # the most bytes that are read at a time
+_SLOW = 1.0  # an answer that takes more seconds than this is logged
 _log = logging.getLogger("fastagg")
 
 
@@ -43,26 +44,27 @@ def open(
     keep_history: bool = False,
 ) -> Server:
     """Return the server of the folder ``path``. If the folder is empty, ``make`` makes a new server. Otherwise the
-    server is restored bit for bit from the folder's last checkpoint and all later records of its log.
+    server is restored bit for bit from the newest readable checkpoint and all later records of the log.
 
     Args:
         path: the folder. It is created if it does not exist.
         make: a function that makes the server. The server's settings must be those with which the folder was made. Only
-            limits of tasks (``lease``, ``max_delay``, ``max_open_per_client``, ``max_clients``) may differ.
-        durability: when ``receive`` returns. ``arrival``: after its update is on the disk. ``step``: after this and all
-            earlier updates are on the disk, if this update makes a step, and otherwise at once. ``none``: at once, so a
-            crash loses the updates of the last fraction of a second. With every setting, a large update in chunks
-            (``receiving``) is on the disk before its step. ``receipt.durable`` tells whether an update is on the disk.
-            ``server.flush()`` waits for the disk.
-        keep: the number of checkpoints that are kept. The log is kept from the oldest of these on.
+            some limits (``lease``, ``max_delay``, ``max_open_per_client``, ``max_clients``, ``max_waiting``) and
+            ``fastest_steps`` may differ.
+        durability: when ``receive`` returns. ``arrival``: when its update is on the disk. ``step``: if the update makes
+            a step, when this and all earlier updates are on the disk, and otherwise without a wait. ``none``: without a
+            wait, so a crash can lose the updates that are not on the disk yet. With every setting, an update of over
+            256 KiB that comes in chunks (``receiving``) is on the disk before its step. ``receipt.durable`` tells
+            whether an update is on the disk. ``server.flush()`` waits for the disk.
+        keep: the number of checkpoints that are kept, >= 1. The log after the oldest of them is kept, too.
         checkpoint_every: the bytes of log and uploads after which a checkpoint is written in the background.
-        keep_history: whether to keep the folder's first checkpoint and all of the log, too, for :func:`fastagg.audit`.
+        keep_history: whether to also keep the oldest checkpoint and the log after it, for :func:`fastagg.audit`.
 
     Raises:
         Busy: another process, or another server of this process, has the folder open.
         CheckpointError: the folder is damaged, or could not be read or written. Nothing has changed.
-            ``fastagg doctor`` says more. ``fastagg doctor --salvage NEW`` copies the state before a damaged record, and
-            the updates after it that can be read, to a new folder.
+            ``fastagg doctor`` reports the damage. ``fastagg doctor --salvage NEW`` makes a new folder with the state
+            before a damaged record, and the readable updates after that record.
         ConfigError: a setting is refused, or ``make`` makes a server that differs from the folder's.
 
     Example:
@@ -98,7 +100,7 @@ def open_on(
     """Open a folder on ``disk``, as :func:`open` does.
 
     Args:
-        segment: the most bytes of a segment of the log.
+        segment: the most bytes of a segment, which is one file of the log.
     """
     _checks.whole("keep", keep, least=1)
     _checks.whole("checkpoint_every", checkpoint_every, least=1)
@@ -115,7 +117,7 @@ def open_on(
             "segment_bytes": min(segment, max(_SMALL, checkpoint_every // 16)),
             "pending_bytes": min(_PENDING, keeper.room // 2),
         }
-        with named(disk.path):  # the system may refuse to start a thread
+        with named(disk.path):  # an OSError is raised if the system refuses to start a thread
             journal = native.log.Journal(disk, {"folder": str(disk.path), **start})
             journal.mode = durability
             if server.max_waiting is not None:
@@ -128,7 +130,7 @@ def open_on(
         # A new incarnation begins, because new versions may get the numbers of versions that the last process lost.
         if not is_new:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
-        weakref.finalize(server, log.close, 5.0)  # waits for at most 5 seconds
+        weakref.finalize(server, log.close, 5.0)  # waits at most 5 seconds for each thread
         return server
     except BaseException:
         if keeper is not None:
@@ -142,7 +144,7 @@ def open_on(
 class _Opening(NamedTuple):
     server: Server
     keeper: Keeper
-    start: Plain  # the journal's arguments: where it continues
+    start: Plain  # the arguments of the journal, which say where the log continues
     replayed: int  # bytes of the log and of uploads after the checkpoint
     is_new: bool  # whether the folder was empty
 
@@ -160,7 +162,7 @@ def _opened(disk: Disk, make: Callable[[], Server], limits: dict[str, int]) -> _
     for name in unused:
         disk.rename(name, free_name(name))
     start["free"] = [*listing.free, *map(free_name, unused)]
-    # The renames must be on the disk before the log continues, so that a power loss brings no unused segment back.
+    # The renames must be on the disk before the log continues. Otherwise an unused segment could come back.
     disk.sync_folder()
     _tidy(disk, listing, recovery)
     last_upload = max((*listing.uploads, *recovery.uploads, recovery.checkpoint.next_upload))
@@ -206,7 +208,8 @@ def _made(make: Callable[[], Server]) -> Server:
 
 
 def _start(disk: Disk, listing: Contents, recovery: Recovery) -> Plain:
-    """Return the journal's arguments: where the log continues, and which of its files are needed."""
+    """Return the journal's arguments, which say where the log continues. Two further items are for `_make_durable`:
+    ``needed``, the names of the segments that a recovery needs, and ``unsure``, the places of their last bytes."""
     oldest = next(sequence for sequence in listing.checkpoints if sequence not in recovery.damaged)
     reader = recovery.reader
     last, place, tail = reader.end
@@ -215,7 +218,7 @@ def _start(disk: Disk, listing: Contents, recovery: Recovery) -> Plain:
     busy = [(listing.segments[number], first) for (number, first), end in zip(segments, next_firsts, strict=False)
             if end > oldest + 1]  # fmt: skip
     names = {name for name, _ in busy}
-    # The last bytes that the previous process wrote: file name -> where they begin and end.
+    # File name -> the begin and the end of the last bytes that the previous process wrote to the file.
     tails = {listing.segments[segments[-1][0]]: (tail, place)} if segments else {}
     if reader.mark is not None:
         segment, at = reader.mark
@@ -228,16 +231,16 @@ def _start(disk: Disk, listing: Contents, recovery: Recovery) -> Plain:
 
 
 def _unused(listing: Contents, start: Plain) -> list[str]:
-    """Return the names of segments that no checkpoint needs, or that have no record."""
+    """Return the names of the segments that no recovery needs: those before and after the needed ones."""
     numbers = [number for number, name in listing.segments.items() if name in dict(start["busy"])]
     last = max(numbers, default=0)
     return [name for number, name in listing.segments.items() if not numbers or not numbers[0] <= number <= last]
 
 
 def _make_durable(disk: Disk, names: set[str], tails: dict[str, tuple[int, int]]) -> None:
-    """Sync the files that a killed process has written, because their bytes may be in memory only. The bytes of
-    ``tails`` are first written again, at the same place: after a failed sync, the system may regard them as written,
-    and another sync would not write them."""
+    """Sync files that a killed process has written, because their last bytes may not be on the disk. First write the
+    bytes in ``tails`` (name -> begin, end) again, at the same place. After a failed sync, the system may count these
+    bytes as written. Then a sync alone would not write them."""
     for name in names:
         at, end = tails.get(name, (0, 0))
         with disk.opened(name) as file:
@@ -247,7 +250,7 @@ def _make_durable(disk: Disk, names: set[str], tails: dict[str, tuple[int, int]]
 
 
 def _tidy(disk: Disk, listing: Contents, recovery: Recovery) -> None:
-    """Remove unfinished files, and rename damaged checkpoints. :meth:`Keeper.clear` removes other unneeded files."""
+    """Remove unfinished files, and rename damaged checkpoints. :meth:`Keeper.clear` removes further files."""
     for name in listing.leftovers:
         disk.remove(name)
     for sequence in recovery.damaged:

@@ -1,7 +1,7 @@
-"""Restores a server from its folder: loads the newest undamaged checkpoint, and executes all later operations.
+"""Restores a server from its folder: loads the newest readable checkpoint, and executes the later records of the log.
 
-A record that is damaged or cannot be executed is an error, because later records depend on this record. If the system
-refuses to open a file or to read a page of the disk, that error is raised as it is: the record may be undamaged.
+A record that is damaged or cannot be executed raises CheckpointError, because later records depend on this record. If
+the system refuses to open or read a file, OSError is raised instead, because the file may be undamaged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastagg.server.server import Server
 from fastagg.server.settings import FREE
 from fastagg.storage.files import OtherFormat
 
-KEY, _KEY_BYTES = "noise-key", 32  # the file with a private server's key: its name, and its size in bytes
+KEY, _KEY_BYTES = "noise-key", 32  # the name and the bytes of the file with the key of a private server's noise
 
 
 class Recovery(NamedTuple):
@@ -33,13 +33,13 @@ class Recovery(NamedTuple):
     reader: Native  # the log's reader, at the end of the log
     checkpoint: Checkpoint
     replayed: dict[str, int]  # the number of executed operations of each kind
-    uploads: dict[int, int]  # an upload's number -> the record that refers to the upload
-    streamed: int  # the bytes of the uploads of executed records
+    uploads: dict[int, int]  # an upload's number -> the number of the record that refers to the upload
+    streamed: int  # the bytes of the uploads to which executed records refer
     damaged: list[int]  # the numbers of damaged checkpoints
 
 
 def recover(disk: Disk, listing: Contents, make: Callable[[], Server]) -> Recovery:
-    """Return a server of ``make`` with the folder's state. The server has no limits of tasks yet.
+    """Return a server of ``make`` with the folder's state. The caller must still set the limits of its tasks.
 
     Raises:
         CheckpointError: the folder is damaged.
@@ -65,8 +65,9 @@ def recover(disk: Disk, listing: Contents, make: Callable[[], Server]) -> Recove
 
 
 def newest(disk: Disk, listing: Contents) -> tuple[Checkpoint, list[int]]:
-    """Return the newest readable checkpoint, and the numbers of newer, damaged checkpoints. A newer checkpoint that the
-    disk cannot read now is left out, but does not count as damaged: an older checkpoint gives the same state."""
+    """Return the newest readable checkpoint, and the numbers of newer, damaged checkpoints. A checkpoint that the disk
+    cannot read (EIO) does not count as damaged. It is also left out, because an older checkpoint and the log give the
+    same state."""
     wrong: list[str] = []
     damaged: list[int] = []
     for sequence in reversed(listing.checkpoints):
@@ -85,19 +86,19 @@ def newest(disk: Disk, listing: Contents) -> tuple[Checkpoint, list[int]]:
 
 
 def load_into(server: Server, state: State) -> None:
-    """Load a checkpoint's state into a server, and remove the server's limits of tasks, before the log is executed."""
+    """Load a checkpoint's state into a server, and remove the limits of tasks. Then the log can be executed."""
     if "lr" in state["config"]["optimizer"]:
         server.lr = state["config"]["optimizer"]["lr"]
     server.load_state_dict(state)
     # The server has the state's incarnation until a record of the log begins another incarnation.
     server._engine.begin_incarnation(int(state["version"]) + 1, int(state["lives"][-1][1]))
-    # The log records which tasks ended, so limits must not end tasks during the replay.
+    # The log has a record of each task that ended, so limits must not end tasks during the replay.
     engine.limit(server._engine, None)
 
 
 def made_for(disk: Disk, checkpoint: Checkpoint, make: Callable[[], Server]) -> Server:
-    """Return a new server of ``make``, into which a checkpoint's state can be loaded. ConfigError: the new server has
-    other settings than the checkpoint."""
+    """Return a new server of ``make`` for a checkpoint's state. ConfigError: the server has other settings than those
+    with which the folder was made."""
     server = make()
     check_made(disk, checkpoint.made, made_of(server))
     take_key(disk, server, checkpoint.state)
@@ -122,21 +123,20 @@ def check_made(disk: Disk, old: Plain, new: Plain) -> None:
 
 
 def no_server(value: object) -> ConfigError:
-    """Return the error for a ``make`` that does not make a server. ``value``: ``make``, or the object that ``make``
-    returned."""
+    """Return the error for a wrong ``make`` of :func:`fastagg.open`. ``value``: ``make`` itself, or its result."""
     do = "write fastagg.open(path, lambda: fastagg.FedBuff(model))"
     return ConfigError(_checks.wrong("make", "a function that returns a fastagg.Server", value, do))
 
 
 class Replay:
-    """Executes the operations of a log again, or only reads the operations and their uploads.
+    """Executes the operations in a log's records again, or only reads the records and their uploads.
 
     Attributes:
-        server: the server that executes the operations. None: the operations are only read.
+        server: the server that executes the operations. None: the records are only read.
         counts: the number of operations of each kind so far.
         uploads: an upload's number -> the number of the record that refers to the upload.
-        streamed: the bytes of these uploads.
-        last: the number of the last record that was executed or read.
+        streamed: the bytes of all uploads in ``uploads``.
+        last: the number of the last record that was executed or read. 0: there was none.
     """
 
     def __init__(self, server: Any, disk: Disk, listing: Contents) -> None:
@@ -146,7 +146,7 @@ class Replay:
         self.streamed = self.last = 0
 
     def all(self, reader: Native) -> None:
-        """Execute all operations that a reader returns.
+        """Execute the operations of all further records of ``reader``.
 
         Raises:
             CheckpointError: a record is damaged, cannot be executed, or has another outcome than the recorded one.
@@ -156,7 +156,7 @@ class Replay:
             self.one(record)
 
     def one(self, record: Native) -> None:
-        """Execute the operation of one record."""
+        """Execute the operation of one record. The errors are those of :meth:`all`."""
         operation = record.operation
         try:
             if operation is None:
@@ -176,8 +176,8 @@ class Replay:
         self.last = record.sequence
 
 
-# When a log is executed again, the noise must be the same. So the folder has a private server's key. No checkpoint and
-# no record has the key, because these may be sent to others, who could remove the noise from the model with the key.
+# A private server draws noise with a key. When its log is executed again, the noise must be the same, so its folder has
+# the key in a file of its own. Checkpoints and the log lack the key, because their readers could remove the noise.
 
 
 def key_of(disk: Disk) -> NoiseKey | None:
@@ -192,8 +192,8 @@ def key_of(disk: Disk) -> NoiseKey | None:
 
 
 def take_key(disk: Disk, server: Server, state: State | None) -> None:
-    """Let a private server draw its noise with the folder's key. ``state``: the state of the folder's checkpoint. None:
-    there is no checkpoint. In this case a folder without a key gets the server's own key."""
+    """Let a private server draw its noise with the folder's key. Other servers do not change. ``state``: the state of
+    the folder's checkpoint. None: there is no checkpoint. Then a folder without a key gets the server's own key."""
     if getattr(server.direction, "privacy", None) is None:
         return
     key = key_of(disk)

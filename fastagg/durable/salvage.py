@@ -24,16 +24,17 @@ def salvage(
 ) -> Plain:
     """Make a new folder ``to`` from the readable records of a damaged folder. The damaged folder does not change.
 
-    The new server gets the state before the first record that is damaged or cannot be executed. Then it gets the
-    readable answers after that record. For each answer a new task is dispatched. So the answer counts without delay,
-    with weight 1, and may have another outcome than before. The answer's old task ends, if the new server knows it.
+    The new server begins with the state before the first record that is damaged or cannot be executed. Then it takes
+    the readable answers after that record. For each answer a new task is dispatched. So the answer has no delay, and
+    may have another outcome than before. If the answer's old task is of another version, and open, it ends.
 
     Args:
         make: a function that makes the server. Needed only for FedEcho, or if a part is not registered.
 
     Returns:
-        Plain data: ``problem`` (why the log ended, or None), ``last`` (the last record before the problem), ``taken``
-        (the number of later answers that count), ``refused`` (why other answers do not count), ``version``.
+        Plain data: ``path``, ``to``, ``problem`` (the first problem of the log, or None), ``last`` (the number of the
+        last record before the problem), ``taken`` (the number of later answers that count), ``refused`` (a text for
+        each other record that could not be repeated), ``version`` (the new server's).
     """
     path, to = _checks.path("path", path), _checks.path("to", to)
     with named(to):
@@ -45,11 +46,11 @@ def salvage(
         server = server_of(disk, begin, "salvage", make)
         problem, last = _replayed(server, disk, listing, begin)
         if getattr(server.direction, "privacy", None) is not None:
-            # The new folder gets a new key: from here on, versions with the same numbers have other updates, and two
-            # models must not have the same noise.
+            # The new folder gets a new key. From here on its versions differ from the old folder's versions with the
+            # same numbers, and two different models must not have the same noise.
             server._draw_with(NoiseKey(os.urandom(32)))
         taken, refused, rate = 0, [], server.lr
-        server.lr = begin.made["optimizer"].get("lr", rate)  # the new folder records the old folder's settings
+        server.lr = begin.made["optimizer"].get("lr", rate)  # so that the new folder has the old folder's settings
         with opening.open(to, lambda: server, "none") as new:
             if server.lr != rate:
                 new.lr = rate
@@ -66,7 +67,8 @@ def salvage(
 
 
 def _replayed(server: Server, disk: Disk, listing: Contents, begin: Checkpoint) -> tuple[str | None, int]:
-    """Execute the log up to its end or its first problem. Return the problem (or None) and the last record's number."""
+    """Execute the log up to its end or its first problem. Return the problem (or None) and the number of the last
+    executed record."""
     reader: Native = None
     try:
         reader = read_log(disk, listing, begin)
@@ -77,7 +79,7 @@ def _replayed(server: Server, disk: Disk, listing: Contents, begin: Checkpoint) 
 
 
 def _behind(disk: Disk, listing: Contents, last: int) -> Iterator[Native]:
-    """Yield all undamaged records after number ``last``, in order. Damaged records between them are left out."""
+    """Yield the undamaged records after number ``last``, in order. Damaged records are left out."""
     for name in listing.segments.values():
         records = {record.sequence: record for record in native.log.records_in(disk.read_of(name))}
         for record in (records[sequence] for sequence in sorted(records) if sequence > last):
@@ -86,8 +88,8 @@ def _behind(disk: Disk, listing: Contents, last: int) -> Iterator[Native]:
 
 
 def _given_again(new: Server, disk: Disk, listing: Contents, record: Native) -> bool:
-    """Repeat a record if it is an answer or sets a learning rate. Return whether an answer was taken. An answer gets a
-    new task, because records of its own task may be lost."""
+    """Repeat a record if it is an answer or sets a learning rate. Return whether the record is an answer. An answer
+    gets a new task, because the record of its own task may be lost."""
     operation = record.operation
     if operation is None:
         raise CheckpointError(record.wrong)
@@ -96,7 +98,7 @@ def _given_again(new: Server, disk: Disk, listing: Contents, record: Native) -> 
     if operation.kind != "answer":
         return False
     update = None if operation.streamed is None else read_upload(disk, listing, operation.streamed)
-    if operation.version != new.version:  # end the answer's own task, if the server knows it
+    if operation.version != new.version:  # end the answer's own task, if it is open
         with suppress(UnknownClient, UnknownVersion):
             new.forget(operation.client, operation.version)
     task = new.dispatch(operation.client)

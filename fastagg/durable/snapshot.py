@@ -1,8 +1,8 @@
 """Writes a checkpoint while the server keeps running. Only durable/keeper.py uses it.
 
-A snapshot is made with the server's lock held. The model's version is only referred to, because it never changes.
-Moments and sums are copied, which takes O(d). The rows of a client cache are not copied. The files are written without
-the lock. A row that changes before it is written is copied first (csrc/store/row_cut.h).
+A snapshot is made with the server's lock held. The vector of the model's version is shared, because it never changes.
+Moments and sums are copied, which takes O(d). The files are written without the lock. Rows of a client cache are read
+only then. If a step is to change a row before that, the engine first copies the row (csrc/store/row_cut.h).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _ROWS = "direction.cache.data", "direction.cache.scales"
 
 
 class Snapshot:
-    """A server's state at one moment. The caller makes it with the lock held, and calls :meth:`close` at the end.
+    """A server's state at one moment. The caller makes it with the server's lock held, and calls :meth:`close` later.
 
     Args:
-        alone: whether no other thread has the server yet. Then moments and sums are not copied.
+        alone: whether no other thread can use the server yet. If True, moments and sums are shared, not copied.
 
     Attributes:
-        state: the state as plain data and tensors, without the tensors of a client cache's rows.
+        state: the state as plain data and tensors, with placeholders for the tensors of a client cache.
     """
 
     def __init__(self, parts: ServerParts, running: Runtime, alone: bool = False) -> None:
         self.running = running
         state = engine.whole(parts, running, rows=False)
-        state["flat"] = running.engine.flat  # this reference keeps the next step from writing over the version
+        state["flat"] = running.engine.flat  # with this reference, later steps do not reuse the vector's memory
         for part in () if alone else ("moments", "direction"):
             state[part] = checkpoint.cloned(state[part])
         self.state = state
@@ -50,7 +50,7 @@ class Snapshot:
         running.engine.cut_rows(self.rows)
 
     def close(self) -> None:
-        """Let the server change rows again without copying them first."""
+        """End the snapshot. From now on the engine changes rows without copying them first."""
         if self.rows is not None:
             with self.running.engine.locked:
                 self.running.engine.cut_rows(None)
@@ -58,13 +58,12 @@ class Snapshot:
     def write(
         self, disk: Disk, folder: str, more: Plain, slack: int, last: Callable[[], Plain], going_on: Callable[[], None]
     ) -> int:
-        """Write the checkpoint's files to a folder, over the files that are there. Return the files' bytes.
+        """Write the checkpoint's two files to a folder, over existing files. Return the number of bytes of both.
 
         Args:
-            more: further keys of the manifest.
-            slack: further bytes of each file, if there is room.
-            last: returns the last keys of the manifest. It is called after all tensors are written.
-            going_on: called between tensors and between rows. If it raises an error, the writing ends.
+            more, slack: as in :class:`fastagg.durable.trees.Writer`.
+            last: a function that returns the last keys of the manifest. It is called when all tensors are written.
+            going_on: a function that is called before each tensor and row. If it raises an error, this method ends.
         """
         tensors: dict[str, Tensor] = {}
         tree = trees.flatten(self.state, tensors)

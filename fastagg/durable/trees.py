@@ -1,7 +1,7 @@
 """Writes and reads the two files of a checkpoint. One file has the state's tensors in the safetensors format. The other
-file, the manifest, has all other data and the tensors' checksums as JSON.
+file, the manifest, has all other data and the tensors' checksums as JSON. snapshot.py writes, and folder.py reads.
 
-A tensor has a list of checksums, one for each part of a fixed number of bytes. So parts may be written in any order.
+A tensor is divided into parts of a fixed number of bytes, which may be written in any order. Each part has a checksum.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fastagg.storage import files, raw
 
 FORMAT = 1
 TENSORS, MANIFEST = "state.safetensors", "manifest.json"
-BLOCK = 4096  # a file's size is a multiple of this many bytes
+BLOCK = 4096  # room for a file is reserved in multiples of this many bytes
 _LINE, _LAST = 64, 4096  # bytes of the manifest's first line, and the most bytes of the keys that `finish` adds
-_PART = 16 << 20  # bytes per checksum, for a tensor that is not written in parts
+_PART = 16 << 20  # bytes of a part, for a tensor whose parts the caller does not choose
 DTYPES = {  # torch's types as safetensors names them
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32",
@@ -33,13 +33,13 @@ _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class SeparateTensor(NamedTuple):
-    """A placeholder for the tensor of this name, which is written separately."""
+    """A placeholder in a tree for the tensor of this name, whose parts the caller writes."""
 
     name: str
 
 
 def flatten(value: Tree, tensors: dict[str, Tensor], name: str = "") -> Tree:
-    """Convert ``value`` to data that JSON can hold. Its tensors are put into ``tensors`` by name."""
+    """Return ``value`` as data that JSON can hold. Add its tensors to ``tensors``. Their names begin with ``name``."""
     if isinstance(value, Tensor):
         tensors[name] = value
         return {"tensor": name}
@@ -57,7 +57,7 @@ def flatten(value: Tree, tensors: dict[str, Tensor], name: str = "") -> Tree:
 
 
 def restored(value: Tree, tensors: dict[str, Tensor]) -> Tree:
-    """Return the value from the result of :func:`flatten`."""
+    """Return the value from ``value``, the result of :func:`flatten`, and its tensors by name."""
     if isinstance(value, list):
         return [restored(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -71,15 +71,15 @@ def restored(value: Tree, tensors: dict[str, Tensor]) -> Tree:
 
 
 class Writer:
-    """Writes both files. Parts of tensors may be written in any order. Room for all bytes is reserved at the beginning.
+    """Writes both files. Parts of tensors may be written in any order. The constructor reserves room for all bytes.
 
     Args:
         folder: the folder's name. An existing folder's files are written over.
         slack: further bytes of each file, if there is room. They are filled with spaces, so that a later state in the
             same blocks may be larger.
         shapes: the type and the shape of every tensor.
-        parts: bytes per checksum, for tensors that are written in parts.
-        tree: all other data.
+        parts: the bytes of a part, for tensors whose parts the caller writes (:meth:`part`).
+        tree: all other data, the result of :func:`flatten`.
         more: further keys of the manifest.
     """
 
@@ -91,7 +91,7 @@ class Writer:
         header: Plain = {}
         self._begins: dict[str, tuple[int, int]] = {}
         end = 0
-        # Tensors with larger elements come first, so that all are aligned.
+        # Tensors with larger elements come first, so that each tensor is aligned to its elements' size.
         for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: -item[1][0].itemsize):
             size = dtype.itemsize * math.prod(shape)
             header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
@@ -119,7 +119,7 @@ class Writer:
         self.disk.write(self._file, [data], self._base + begin + index * self._parts[name])
 
     def whole(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor that is contiguous on the host."""
+        """Write a whole tensor, which must be contiguous and in host memory."""
         data = raw.at(tensor.data_ptr(), tensor.nbytes)
         for index in range(len(self.sums[name])):
             self.part(name, index, data[index * self._parts[name] : (index + 1) * self._parts[name]])
@@ -144,7 +144,7 @@ class Writer:
 
 
 def used(disk: Disk, folder: str) -> list[int]:
-    """Return the bytes of each file without its slack. The next checkpoint needs as many if the state does not grow."""
+    """Return the bytes of each file without its slack: the room for the next checkpoint, if the state does not grow."""
     with disk.opened(f"{folder}/{TENSORS}", write=False) as file:
         size = int.from_bytes(disk.read(file, 8, 0), "little")
         slack = size - len(disk.read(file, size, 8).rstrip())
@@ -152,8 +152,8 @@ def used(disk: Disk, folder: str) -> list[int]:
 
 
 def reserve(disk: Disk, folder: str, sizes: list[int], slack: int = 0) -> list[int]:
-    """Reserve ``sizes`` bytes for the two files of a folder, and about ``slack`` bytes more if there is room. Make the
-    folder if it does not exist. Return the files' sizes."""
+    """Reserve ``sizes`` bytes for the two files of a folder, and about ``slack`` bytes more for each if there is room.
+    Make the folder if it does not exist. Return the files' sizes. OSError: there is no room for ``sizes`` bytes."""
     disk.make_folder(folder)
     has = []
     for name, size in zip((TENSORS, MANIFEST), (-(-size // BLOCK) * BLOCK for size in sizes), strict=True):
@@ -169,7 +169,7 @@ def reserve(disk: Disk, folder: str, sizes: list[int], slack: int = 0) -> list[i
 
 
 def read_manifest(disk: Disk, folder: str) -> Plain:
-    """Return the manifest that :meth:`Writer.finish` wrote."""
+    """Return the manifest that :meth:`Writer.finish` wrote. CheckpointError: it is missing or damaged."""
     path = disk.path / folder / MANIFEST
     try:
         head, _, text = disk.read_of(f"{folder}/{MANIFEST}").partition(b"\n")
@@ -186,7 +186,7 @@ def read_manifest(disk: Disk, folder: str) -> Plain:
 
 
 def read(disk: Disk, folder: str, manifest: Plain) -> State:
-    """Return the state that a manifest describes."""
+    """Return the state that a manifest describes. CheckpointError: the tensors' file is missing or damaged."""
     path = disk.path / folder / TENSORS
     try:
         with disk.opened(f"{folder}/{TENSORS}", write=False) as file:

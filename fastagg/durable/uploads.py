@@ -1,17 +1,18 @@
-"""Updates that arrive in chunks. The chunks go to a file of the server's folder, and a record of the log refers to the
-file. While an update arrives, memory holds one chunk. The update's step reads the file.
+"""Uploads in files: updates that arrive in chunks, which are written to a file of the server's folder. A record of the
+log refers to the file. Until all chunks have come, memory holds one chunk. The update's step reads the file.
 
-These rules hold for every upload that has a file, whatever connections, threads, interrupts and forks do:
+These rules hold for every upload that has a file, also with lost connections, many threads, interrupts and forks:
 
 1. An upload is first *open*, then *complete*. In the end it is either *taken* or *dropped*. A record refers to the file
-   of a taken upload. Only the upload's own ``_end`` decides whether a complete upload is taken or dropped.
-2. Only the upload knows its file's descriptor. The log does not know it. The file is closed once and in one place
-   (:func:`_end`), when no thread reads or writes it any more.
-3. A later copy of the same task's update replaces an open upload. If the earlier upload is complete, or a thread is
-   writing to it, the later copy is refused and writes nothing.
-4. A checksum proves that the server takes the bytes that arrived. They are on the disk before a record refers to them.
-5. A file has all its blocks before the first byte is written. On a full volume the ``spare`` file is used, because a
-   full XFS has no inode for a new file. A large file that no record needs becomes the next spare file.
+   of a taken upload. Only ``Upload._end`` decides whether a complete upload is taken or dropped.
+2. The file's descriptor is in the upload only, not in the log. The file is closed once and in one place
+   (:func:`_end`), when no thread reads or writes the file any more.
+3. A later upload for the same task replaces an open upload. If the earlier upload is complete, or a thread is writing
+   to it, the later upload is refused and writes nothing.
+4. Before the server takes an update, a checksum shows that the file has the bytes that arrived. The file is on the disk
+   before a record refers to it.
+5. All blocks of a file are reserved before its first byte is written. On a full volume the ``spare`` file is used,
+   because a full XFS has no inode for a new file. The next spare file is a large file that no record needs.
 """
 
 from __future__ import annotations
@@ -36,34 +37,35 @@ from fastagg.storage import raw
 from fastagg.storage.encoded import Encoded, in_place
 from fastagg.storage.pieces import STREAMED, Pieces
 
-Task = tuple[int | str, int]  # client and version
+Task = tuple[int | str, int]  # a task's client and version
 
 
 class Uploads:
-    """The uploads of one folder. Its operations are atomic in Python, so they need no lock and may be interrupted.
+    """The uploads of one folder. All changes of its dicts are atomic in Python, so its methods need no lock.
 
     Args:
         recorded: an upload's number -> the number of the record that refers to the upload.
         begin: the number of the next upload.
 
     Attributes:
-        refused: a function that is called when the disk has refused an upload. The keeper then writes a checkpoint.
-        is_full: whether the volume has no room. No upload then makes a file, so that freed room is left for the next
+        refused: a function that is called when the disk has refused an upload. Keeper sets it, and then writes a
             checkpoint.
+        is_full: whether the volume has no room. While it is True, no upload makes a new file, so that room that becomes
+            free is left for the next checkpoint.
         spare: bytes of the spare file. 0: no spare file is kept.
     """
 
     def __init__(self, recorded: dict[int, int], begin: int) -> None:
         self._recorded, self._numbers = recorded, itertools.count(begin)
-        # Uploads without a record: number -> the file's description for the log (a Blob), or None while it is open.
+        # Uploads whose record is not known yet: number -> the file's description for the log (a Blob). None: open.
         self._coming: dict[int, Native] = {}
         self._last: weakref.WeakValueDictionary[Task, StoredUpload] = weakref.WeakValueDictionary()
         self.refused: Callable[[], None] = lambda: None
         self.is_full, self.spare = False, 0
 
     def begin(self, upload: StoredUpload, task: Task) -> None:
-        """Note a new upload. An open upload for the same task is dropped, so that a client that has lost its connection
-        can begin again. So a task never has two files."""
+        """Add a new upload. An open upload for the same task is dropped, so that a client that has lost its connection
+        can begin again, and a task never has two files. Busy: the earlier upload is complete or in use."""
         earlier = self._last.get(task)
         if earlier is not None and not earlier.give_way():
             raise Busy("upload: another copy of this update is complete, or is written to: wait for its receipt")
@@ -74,11 +76,12 @@ class Uploads:
         return next(self._numbers)
 
     def comes(self, number: int, blob: Native = None) -> None:
-        """Note that a record may soon refer to this upload. Call this before the file is made."""
+        """Keep the file of upload ``number``, because a record may soon refer to it. Call this before the file is made,
+        and again with the ``blob`` when the file is complete."""
         self._coming[number] = blob
 
     def drop(self, number: int) -> bool:
-        """Note that no record will refer to an upload. Return False if a record refers to it already."""
+        """Stop keeping the file of an upload. Return False if a record refers to it, or if there never was a file."""
         blob = self._coming.get(number, self)
         if blob is self or (blob is not None and blob.sequence):
             return False
@@ -86,7 +89,7 @@ class Uploads:
         return True
 
     def open(self, disk: Disk, number: int, nbytes: int) -> int:
-        """Open the file of a new upload, and reserve its blocks. Return the descriptor."""
+        """Open a new upload's file, or on a full volume the spare file, with its blocks. Return the descriptor."""
         name = upload_name(number)
         try:
             if self.is_full:
@@ -101,25 +104,23 @@ class Uploads:
             raise
 
     def refuse(self, error: OSError) -> None:
-        """Note that the disk has refused a part of an upload, and tell the keeper. On a full volume, a checkpoint may
-        free some room."""
+        """Tell the keeper that the disk has refused a part of an upload. A checkpoint may free room on the volume."""
         self.is_full = self.is_full or is_full(error)
         self.refused()
 
     def remove(self, disk: Disk, number: int) -> None:
-        """Remove the file of an upload that is no longer needed. If the file is large enough, it becomes the spare
-        file."""
+        """Remove an upload's file that is no longer needed. A file that is large enough becomes the spare file."""
         name = upload_name(number)
         if self.spare and disk.size_of(name) >= self.spare:
             try:
                 return disk.rename(name, SPARE)
             except OSError as error:
-                if not is_full(error):  # on a full volume, the new name may need a block
+                if not is_full(error):  # a full volume may lack the block for the new name
                     raise
         disk.remove(name)
 
     def recorded(self, after: int = 0) -> dict[int, int]:
-        """Return the uploads to which records after number ``after`` refer: upload's number -> record's number."""
+        """Return the uploads to which records above number ``after`` refer: upload's number -> record's number."""
         for number, blob in self._coming.copy().items():
             if blob is not None and blob.sequence:
                 self._recorded[number] = blob.sequence
@@ -127,9 +128,9 @@ class Uploads:
         return {number: record for number, record in self._recorded.copy().items() if record > after}
 
     def needed(self, oldest: int) -> set[int]:
-        """Return the numbers of the uploads that are open, or to which a record after the ``oldest`` checkpoint refers.
-        All other files may be removed."""
-        open_numbers = set(self._coming.copy())  # read first, so that an upload that is recorded meanwhile is not lost
+        """Return the numbers of the uploads that are open, or to which a record above number ``oldest`` refers. All
+        other uploads' files may be removed. ``oldest``: the number of the oldest checkpoint."""
+        open_numbers = set(self._coming.copy())  # read before `recorded`, which moves uploads out of `_coming`
         self._recorded = recorded = self.recorded(oldest)
         return open_numbers.union(recorded)
 
@@ -146,7 +147,7 @@ class StoredUpload(Upload):
         self._name = upload_name(self._number)
         self._crc, self._has_begun = 0, False
         self._file: list[int] = []  # the descriptor, once the file is open
-        # A finalizer runs only once, whoever calls it. The next opening removes files that a program leaves behind.
+        # A finalizer runs at most once. It does not run at exit: the next opening removes the file then.
         self._ends = weakref.finalize(self, _end, disk, uploads, self._number, self._file)
         self._ends.atexit = False
         uploads.begin(self, task)
@@ -187,7 +188,8 @@ class StoredUpload(Upload):
 
 
 def _end(disk: Disk, uploads: Uploads, number: int, opened: list[int]) -> bool:
-    """Close an upload's file. If no record refers to the file, remove it, and return True."""
+    """Close an upload's file, whose descriptor is in ``opened``. If no record refers to the file, remove the file.
+    Return whether no record refers to it."""
     while opened:
         with contextlib.suppress(OSError):
             disk.close(opened.pop())

@@ -1,4 +1,4 @@
-"""Converts a model to one flat vector and back."""
+"""The layouts of models, which convert a model to one flat vector and back, and the parts of models."""
 
 from fastagg.model.layout import Entry, Layout, ModelState, ParsedUpdate, Part, SavedModel, dense
 

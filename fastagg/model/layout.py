@@ -1,14 +1,14 @@
-"""Converts a model to one flat vector and back.
+"""Converts a model to one flat vector and back. Servers, leaves and adapters use this module.
 
-Trainable parameters are in one fp32 vector, one after the other, in the model's own order. Buffers (BatchNorm's running
-statistics and counters) are kept separately: an optimizer does not step them, and norms, caches and moments do not
-include them. Frozen parameters, and second names of tied ones, are kept but never aggregated.
+Trainable parameters are in one vector (fp32, or the server's ``model_dtype``), one after the other, in the model's own
+order. Buffers (BatchNorm's running statistics and counters) are kept separately: an optimizer does not step them, and
+norms, caches and moments do not include them. Frozen parameters are kept, but never change.
 
-A module declares its parameters and its registered buffers. Everything else in its state, such as the scales of packed
-weights, is kept unchanged. A state_dict or a list declares nothing. In these, BatchNorm's buffers are recognised by
-their names, and other floating-point arrays are parameters. Integer arrays are counters only if their name is
-``num_batches_tracked``, and are otherwise kept unchanged. The setting ``buffers`` overrides these rules. A warning
-names the arrays that are kept although neither the module nor ``buffers`` says so.
+A module declares its parameters and its registered buffers. Other arrays in its state, such as the scales of packed
+weights, never change. A state_dict or a list declares nothing. In these, BatchNorm's buffers are recognised by their
+names, and other floating-point arrays are parameters. In all forms, masks never change (:func:`_is_mask`), and integer
+arrays change only as counters, whose names end in ``num_batches_tracked``. The setting ``buffers`` overrides these
+rules. A warning names the arrays that never change although neither the module nor ``buffers`` says so.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces, as_array, as_pieces, as_tensor, is_plain_fp32, plain_pieces
 
 Form = Literal["module", "state_dict", "list", "flat"]
-# alias: a second name of a tied parameter. constant: an array that never changes (frozen, a mask, or unknown state).
+# counter: an integer buffer. alias: a second name of a tied parameter. constant: an array that never changes.
 Role = Literal["parameter", "buffer", "counter", "constant", "alias"]
 
-# A state_dict does not mark buffers. Arrays with such names are BatchNorm's running statistics.
+# A state_dict does not mark buffers. Arrays whose names end so are BatchNorm's running statistics.
 _RUNNING = ("running_mean", "running_var")
+# A warning names the parameters of a state_dict whose names look like those of buffers.
 _LIKE_BUFFERS = re.compile(
     r"(^|[._])((running|moving|ema|avg|cluster_size|queue|shadow|usage)([._]|$)|(mean|std|absmax|codebook|inv_freq)$)"
 )
@@ -57,7 +58,8 @@ class Entry:
     shape: tuple[int, ...]
     dtype: str  # the name of the type in torch, such as "float32"
     role: Role
-    # the place in the vector of the role (parameters, buffers) or in the list of the role (counters, constants)
+    # The place of the first element in the vector of the role (parameter, buffer), or the place of the array in the
+    # list of the role (counter, constant). For an alias: the parameter's place.
     offset: int
 
     @property
@@ -66,7 +68,8 @@ class Entry:
 
 
 class ParsedUpdate(NamedTuple):
-    """An update, divided by role. Buffers and counters are the client's own values, not differences."""
+    """An update, divided by role. Buffers and counters are the client's own values, not differences. None: the update
+    has no buffers or no counters."""
 
     parameters: Pieces
     buffers: Pieces | None
@@ -82,7 +85,7 @@ class ModelState(NamedTuple):
 
 
 class SavedModel(NamedTuple):
-    """The ``params`` of a server that continues a saved server. ``key`` is the key of a private server's noise."""
+    """The ``params`` of a server that continues a saved one. ``key``: the key of private noise. None: a new key."""
 
     layout: Layout
     state: State
@@ -95,8 +98,9 @@ class Part:
 
     Attributes:
         layout: the layout of this part only.
-        arrays: the part's arrays, as a mapping or a list, like the whole model. None: there is only a layout.
-        by_part: whether a rule that needs the whole update may use only this part of the update.
+        arrays: the part's arrays, in the form of the whole model. None: there is only a layout.
+        by_part: whether the part's server may have a rule that needs the norm, the cosine or the distances of whole
+            updates. The server then uses only this part of each update.
         is_whole: whether the model has no other part.
     """
 
@@ -106,7 +110,7 @@ class Part:
     is_whole: bool = False
 
     def fitting(self, buffers: Mapping[str, str] | None, tied: Tied | None) -> Layout:
-        """Return the part's layout. Raise ConfigError if a setting of the server contradicts it."""
+        """Return the part's layout. ConfigError: a setting of the server says what only the whole model's may say."""
         parameters = [e.name for e in self.layout.entries if e.role == "parameter" and self.layout.form != "module"]
         for name, setting in (
             ("tied", tied),
@@ -123,9 +127,11 @@ class Layout:
     Attributes:
         form: the form in which the model came: ``module``, ``state_dict``, ``list`` (of arrays) or ``flat``.
         entries: every array of the model, in the model's order.
-        size: d, the number of trainable parameters.
+        constants: the values of the arrays that never change.
+        size: d, the number of elements of all trainable parameters.
         buffer_size: the number of elements of all floating-point buffers.
         bounds: the limits for clients' buffers.
+        largest: the largest magnitude that the types of all parameters can hold.
         numpy: whether all arrays of the model were NumPy's.
     """
 
@@ -144,7 +150,6 @@ class Layout:
         self.size = sum(entry.size for entry in self._by_role["parameter"])
         self.all_fp32 = all(e.dtype == "float32" for e in self._by_role["parameter"])
         self.has_buffers = bool(self._by_role["buffer"] or self._by_role["counter"])
-        # The largest magnitude that the types of all parameters can hold.
         self.largest = min((torch.finfo(getattr(torch, e.dtype)).max for e in self._by_role["parameter"]), default=0.0)
         self.buffer_size = sum(entry.size for entry in self._by_role["buffer"])
         self.bounds = Bounds.of(
@@ -152,7 +157,7 @@ class Layout:
         )
 
     def ends(self) -> list[int]:
-        """Return the place after the last element of each trainable tensor, in the flat vector."""
+        """Return, for each trainable tensor with elements, the place after its last element in the flat vector."""
         return [entry.offset + entry.size for entry in self._by_role["parameter"] if entry.size]
 
     @classmethod
@@ -161,8 +166,9 @@ class Layout:
 
         Args:
             params: the model.
-            buffers: a mode for each pattern of buffers' names, as in the server's setting.
-            tied: the names of arrays that are one parameter. None: arrays that share their memory are one parameter.
+            buffers: a mode for each pattern of buffers' names, as in the server's setting. None: no modes.
+            tied: groups of names of arrays that are one parameter. None: a module's own tied parameters, or in other
+                forms arrays that share their memory.
 
         Raises:
             DTypeMismatch: an array is complex, sparse or quantised, or a flat model is not floating point.
@@ -244,7 +250,7 @@ class Layout:
             names |= {str(twin): str(group[0]) for twin in group}
         shared = SharedParameters(names if roles is not None or tied is not None else None)
         kept: list[str] = []
-        packed: set[str] = set()  # names of integer arrays; an array below such a name is taken for its scales
+        packed: set[str] = set()  # names of integer arrays. An array below such a name counts as the array's scales.
         for name, value in arrays:
             stated = (roles or {}).get(name)
             try:
@@ -274,7 +280,7 @@ class Layout:
         return cls(form, entries, constants)
 
     def of_some(self, arrays: Mapping[str, object], buffers: Mapping[str, str]) -> Layout:
-        """Return the layout of some of the arrays, with the roles that the arrays have in this layout."""
+        """Return the layout of some of the model's arrays. They keep their roles. ``buffers``: modes by pattern."""
         first = {(e.offset, e.size): e.name for e in self.entries if e.role == "parameter"}
         second = [e for e in self.entries if e.role == "alias" and e.size and e.name in arrays]
         aliases = {e.name: first[e.offset, e.size] for e in second}
@@ -301,8 +307,8 @@ class Layout:
         return self._by_role == other._by_role
 
     def take(self, params: object, device: torch.device, dtype: torch.dtype = torch.float32) -> ModelState:
-        """Copy a model of this layout into the server's own vectors. Parameters are rounded to the nearest number of
-        ``dtype``.
+        """Copy a model of this layout into new vectors on ``device``. Parameters are rounded to the nearest number of
+        ``dtype``. If fp64 numbers are so large that fp32 loses whole numbers, warn.
 
         Raises:
             NonFiniteUpdate: a parameter is NaN or infinite.
@@ -317,7 +323,7 @@ class Layout:
                     said = f"params {entry.name!r}: fp32 holds {peak:g} in steps of {step:g}; smaller changes are lost"
                     _checks.warn(said)
                 target[entry.offset : entry.offset + entry.size].copy_(piece)
-        # Rounding to `dtype` could move a number out of the range of its parameter's own type, fp16.
+        # Rounding to `dtype` (bf16) could move a number out of the range of its parameter's own type (fp16).
         may_leave = dtype is not torch.float32 and not self.all_fp32
         if may_leave or not ops.inspect(flat).finite:
             self._check_finite(flat)
@@ -336,8 +342,8 @@ class Layout:
         return memory.zeros(self.buffer_size, device), counters
 
     def parts(self) -> list[tuple[str, tuple[int, ...], str]]:
-        """Return name, shape and role (csrc/engine/reported.h) of every array of an update. The list is empty if native
-        code cannot read updates of this layout."""
+        """Return the name, shape and role (csrc/engine/reported.h) of every array of an update. Return an empty list if
+        native code cannot read updates of this layout."""
         parts = []
         for e in self.entries:
             if e.role in ("constant", "alias") or e.size == 0 or (e.role == "counter" and e.dtype != "int64"):
@@ -346,11 +352,12 @@ class Layout:
         return parts
 
     def parse(self, update: object, what: str = "update") -> ParsedUpdate:
-        """Divide an update into its parts. Contiguous arrays are not copied.
+        """Divide an update into parameters, buffers and counters. Contiguous parameters are not copied, unless in fp64.
 
         ``update`` is a flat 1-D array of d elements, an :class:`fastagg.Encoded`, or has the form of the model: an
         nn.Module or a mapping from names if the model had names. For every model it may also be a ModelState, or a list
-        of arrays, with or without the buffers. Either all buffers or none must be given.
+        of arrays, with or without the buffers. Either all floating-point buffers or none must be given. ``what``: the
+        update's name in messages.
 
         Raises:
             ShapeMismatch: the form, names, number of arrays, shape or length is wrong.
@@ -412,7 +419,7 @@ class Layout:
             raise ShapeMismatch(f"{what}: expected two vectors and a list of counters, of lengths {sizes}")
 
     def _arrays(self, params: object, what: str = "params") -> Mapping[str, object]:
-        """Return arrays by name. Raise ShapeMismatch if the names are not the model's."""
+        """Return arrays by name. ShapeMismatch: the names, or the number of arrays, are not the model's."""
         if isinstance(params, Part):
             params = params.arrays
         if isinstance(params, nn.Module):
@@ -449,21 +456,20 @@ class Layout:
     def views(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor], *, as_held: bool = False) -> Arrays:
         """Return the model in its original form: a dict for modules and state_dicts, a list, or the flat tensor.
 
-        Arrays are views of ``flat`` and ``buffers`` if the model's dtype is that of these vectors, or if ``as_held``.
-        Otherwise arrays are copies in the model's dtype.
-        """
+        A parameter or floating-point buffer is a view of ``flat`` or ``buffers`` if its type in the model is the
+        vector's type, or if ``as_held``. Otherwise it is a copy in its type in the model."""
         if self.form == "flat" and (as_held or flat.dtype is getattr(torch, self.entries[0].dtype)):
             return flat
         arrays: dict[str, Tensor] = {}
         plain = flat.dtype is torch.float32
-        cuts = {  # like `_cut`, but for all arrays at once
+        cuts = {  # the results of `_cut` for all arrays, in one call
             role: iter(vector.split([e.size for e in self._by_role[role]]))
             for role, vector in (("parameter", flat), ("buffer", buffers))
         }
         firsts = {(e.offset, e.shape, e.dtype): e.name for e in self._by_role["parameter"]}
         for e in self.entries:
             if e.role == "alias" and (first := firsts.get((e.offset, e.shape, e.dtype))) is not None:
-                # the same object, so that a reader can see that both names are one parameter
+                # The same object for both names, so that a reader can see that they are names of one parameter.
                 arrays[e.name] = arrays[first]
             elif e.role == "counter":
                 arrays[e.name] = counters[e.offset]
@@ -482,8 +488,8 @@ class Layout:
         return list(arrays.values()) if self.form == "list" else arrays[""]
 
     def as_given(self, arrays: Arrays, writable: bool = False) -> Arrays:
-        """Return the result of :meth:`views` or :meth:`copies` as the kind of arrays in which the model came: torch's,
-        or NumPy's with the same memory."""
+        """Convert ``arrays``, the result of :meth:`views` or :meth:`copies`, to NumPy's arrays with the same memory, if
+        the model's were NumPy's. ``writable``: whether NumPy's arrays may be written to."""
         if not self.numpy:
             return arrays
         if isinstance(arrays, Mapping):
@@ -491,8 +497,8 @@ class Layout:
         return [_numpy(a, writable) for a in arrays] if isinstance(arrays, list) else _numpy(arrays, writable)
 
     def copies(self, flat: Tensor, buffers: Tensor, counters: Sequence[Tensor]) -> Arrays:
-        """Return the model like :meth:`views`, but in new memory, which the caller may write to."""
-        # `views` itself copies arrays whose dtype is not that of `flat`.
+        """Return the model in the form of :meth:`views`, in new memory, which the caller may write to."""
+        # `views` itself copies arrays whose type is not that of `flat`.
         if any(getattr(torch, e.dtype) is flat.dtype for e in self._by_role["parameter"]):
             flat = flat.clone()
         made = self.views(flat, buffers.clone(), [counter.clone() for counter in counters])
@@ -505,8 +511,7 @@ class Layout:
     def difference(self, trained: object, flat: Tensor) -> Arrays:
         """Return ``trained - flat`` for parameters and the values of ``trained`` for buffers, in this layout's form.
 
-        Parameters are views of one new fp32 vector.
-        """
+        Parameters are views of one new fp32 vector."""
         if self.form == "flat":
             arrays: Mapping[str, object] = {"": trained}
         elif isinstance(trained, (nn.Module, Mapping, list, tuple)):
@@ -517,7 +522,7 @@ class Layout:
         own = [e for e in self.entries if e.name in arrays and e.role in self._by_role]
         checked = [
             (e, _trained(e, arrays[e.name])) for e in own
-        ]  # all checks are made before a vector of the model's size is allocated
+        ]  # all arrays are checked before the vector is allocated
         vector = memory.empty(self.size, flat.device)
         parts = [array for e, array in checked if e.role == "parameter"]
         alike = all(array.dtype is torch.float32 and array.device == flat.device for array in parts)
@@ -535,7 +540,7 @@ class Layout:
             result[e.name] = cut.view(e.shape)
             if at_once:
                 continue
-            # The difference is computed in fp32, because a difference of two bf16 tensors would be rounded to bf16.
+            # The difference is computed in fp32 or fp64, because torch would round a difference of two bf16 tensors.
             sent = self._cut(flat, e).view(e.shape).to(torch.float32)
             if e.dtype == "float32" and array.dtype == torch.float32:
                 trained = array.to(flat.device).resolve_neg().contiguous().view(-1)
@@ -568,14 +573,14 @@ class Layout:
 
 
 class SharedParameters:
-    """Finds second names of parameters. ``names``: second name -> first name. None: names with the same memory are
-    names of one parameter."""
+    """Finds the second names of parameters. ``names``: each name of a tied parameter -> its first name. None: arrays
+    with the same memory are one parameter."""
 
     def __init__(self, names: Mapping[str, str] | None) -> None:
         self.names = names
         self.same: dict[str, str] = {}  # second name -> the first name of the same memory
         self._seen: dict[object, str] = {}
-        # Keeps arrays alive, so that a mapping that makes its arrays does not use the same memory again.
+        # Keeps arrays alive. Otherwise a mapping that makes its arrays on demand could use the same memory again.
         self._held: list[object] = []
 
     def first(self, name: str, value: object, array: Tensor) -> str | None:
@@ -595,8 +600,8 @@ class SharedParameters:
         return first
 
     def tell(self, parameters: Sequence[str], kept: Sequence[str]) -> None:
-        """Warn about shared memory, about parameters that have the names of buffers, and about arrays that are only
-        kept."""
+        """Warn about arrays with the same memory, about those of ``parameters`` with names like buffers', and about
+        ``kept``, the arrays that never change."""
         if self.same:
             second, first = next(iter(self.same.items()))
             said = f"params: {second!r} is the same memory as {first!r}, so they are one parameter; if they are two, "
@@ -623,8 +628,8 @@ def mode_of(how: Mapping[str, str], name: str) -> str | None:
 
 
 def _role(name: str, array: Tensor, stated: Role | None, how: Mapping[str, str], known: bool) -> Role:
-    """Return an array's role. ``stated``: the role that a module gives the array. ``known``: False if a module, or the
-    array's name, shows that the array is neither a parameter nor a buffer."""
+    """Return an array's role. ``stated``: the role that a module declares, or None. ``how``: the setting ``buffers``.
+    ``known``: False if a module does not declare the array, or if its name shows that it is another array's scales."""
     said = None if stated in ("parameter", "alias") else mode_of(how, name)
     if stated in ("alias", "constant") or said == "keep" or _is_extra(name):
         return "alias" if stated == "alias" else "constant"
@@ -653,8 +658,8 @@ def _below(name: str, others: set[str]) -> bool:
 
 
 def _is_mask(array: Tensor, is_buffer: bool) -> bool:
-    """Return whether an array is a mask. A mask has infinite elements. If it is not a buffer, it has more than one
-    dimension, and all its finite elements have the same value."""
+    """Return whether an array is a mask. A mask has infinite elements and no NaN. If it is not a buffer, it also has
+    more than one dimension, and its finite elements all have the same value."""
     if not (is_buffer or array.dim() > 1) or math.isfinite(float(array.float().sum(dtype=torch.float64))):
         return False
     if bool(array.isnan().any()):
@@ -664,7 +669,7 @@ def _is_mask(array: Tensor, is_buffer: bool) -> bool:
 
 
 def _of_float64(entry: Entry, label: str, array: Tensor | np.ndarray) -> Tensor | np.ndarray:
-    """Return an array as fp32 if the array and the model's own array are both float64, else unchanged."""
+    """Return an array as fp32 if the array and the model's own array are both fp64. Otherwise return it unchanged."""
     own = entry.dtype == "float64" and str(array.dtype) in ("float64", "torch.float64")
     return _fp32(label, array) if own else array
 
@@ -676,8 +681,8 @@ def _native_role(entry: Entry) -> str:
 
 
 def dense(label: str, value: object) -> Tensor:
-    """Return an array as a tensor of real numbers in memory, without a gradient. If possible, the array is not
-    copied."""
+    """Return an array as a tensor of real numbers in memory, without a gradient, and without a copy if possible.
+    DTypeMismatch: the array has no such numbers. ``label``: the array's name in messages."""
     try:
         tensor = as_tensor(value)
     except DTypeMismatch as error:
@@ -693,7 +698,7 @@ def dense(label: str, value: object) -> Tensor:
 def _trained(entry: Entry, value: object) -> Tensor:
     """Return an array of a trained model. Raise ShapeMismatch or DTypeMismatch if it does not fit."""
     if entry.role == "parameter" and isinstance(value, Tensor) and value.shape == entry.shape and is_plain_fp32(value):
-        return value  # the usual case takes a fifth of the time without the checks below
+        return value  # the usual case, in which the slower checks below are not needed
     label = f"trained model {entry.name!r}"
     array = dense(label, value)
     if tuple(array.shape) != entry.shape:
@@ -723,7 +728,7 @@ def _pieces(arrays: Sequence[tuple[str, Tensor | np.ndarray]]) -> Pieces:
     try:
         return Pieces(array for _, array in arrays)
     except DTypeMismatch:
-        for label, array in arrays:  # find the array that Pieces has refused
+        for label, array in arrays:  # find the name of the array that Pieces has refused
             try:
                 Pieces([array])
             except DTypeMismatch as error:
@@ -732,8 +737,8 @@ def _pieces(arrays: Sequence[tuple[str, Tensor | np.ndarray]]) -> Pieces:
 
 
 def _prefix(missing: Sequence[str], extra: Sequence[str], known: Collection[str]) -> str:
-    """Return advice if a wrapper (DataParallel, torch.compile) has put a prefix before the names, else "". ``known``:
-    all names of the model."""
+    """Return advice if a wrapper (DataParallel, torch.compile) has put a prefix before all names. Otherwise return "".
+    ``known``: all names of the model."""
     for name in known if missing and extra else ():
         before = str(extra[0]).removesuffix(name)
         if before.endswith(".") and {before + own for own in missing} <= {*extra} <= {before + own for own in known}:

@@ -23,7 +23,7 @@ class PartList(list[Part]):
         self.layout = layout
 
     def split(self, update: Any) -> list[Any]:
-        """Return the part of an update or of a trained model for each part of the model. Nothing is copied.
+        """Divide an update or a trained model. Item i of the result is for part i of the model. Nothing is copied.
 
         Args:
             update: an update or a model, in the form of the model, or one flat 1-D array.
@@ -42,7 +42,7 @@ class PartList(list[Part]):
         return [self.layout.formed(arrays) for arrays in named]
 
     def join(self, models: Iterable[Any]) -> Any:
-        """Return the whole model from each part's ``params`` or ``parameters()``, in the model's original form."""
+        """Return the whole model in its original form. ``models``: for each part its ``params`` or ``parameters()``."""
         arrays: dict[str, Any] = {}
         for part, model in zip(self, models, strict=True):
             arrays |= part.layout._arrays(model, "model")
@@ -57,7 +57,7 @@ def parts(
     The cut depends only on names, shapes and order. Tensors are assigned by size, the largest first, and tensors of
     equal size in the model's order. Each tensor goes to the part that is smallest so far, or to the first of equally
     small parts. Tied tensors count as one tensor. Buffers, frozen and empty arrays go to the part of the first trained
-    tensor of their module, or of a module around it.
+    tensor of their module, or of the next module around it that has one. Their elements count for the tensor's size.
 
     Args:
         model: the model, in any form that a server takes. A 1-D array is one tensor, so it has one part.
@@ -90,8 +90,8 @@ def parts(
 
 
 def _owners(layout: Layout) -> dict[str, str]:
-    """Return, for each array, the parameter to whose part the array goes. A parameter goes to its own part, a tied
-    parameter to the part of its first name, and any other array to the part of its module's first parameter."""
+    """Return, for each array, the parameter to whose part the array goes. For a parameter this is the parameter itself,
+    by its first name. For another array it is the first parameter of its module or of the next module around it."""
     owner, first = dict[str, str](), dict[str, str]()  # first: module -> its first parameter
     at: dict[int, str] = {}  # offset in the vector -> the first name of the parameter
     for e in layout.entries:
@@ -106,7 +106,7 @@ def _owners(layout: Layout) -> dict[str, str]:
 
 
 def _modules(name: str) -> Iterator[str]:
-    """Yield the name of an array's module, and then of the modules around it."""
+    """Yield the name of an array's module, and then the names of the modules around it, up to "", the whole model."""
     yield (module := name.rpartition(".")[0])
     if module:
         yield from _modules(module)

@@ -1,6 +1,7 @@
-"""Checks clients' BatchNorm statistics and counters, so that their means and largest values fit the model.
+"""Checks clients' BatchNorm statistics and counters, so that their means and largest values fit the model. Layouts call
+this module when they parse an update.
 
-Buffers become the mean of the clients' buffers in fp32, and counters the largest of the clients' counters
+The server's statistics become for example the mean of the clients', and its counters the largest of the clients'
 (fastagg/server/statistics.py). A variance below zero would make the model's outputs NaN.
 """
 
@@ -33,15 +34,15 @@ class Bounds(NamedTuple):
     """The limits for a layout's buffers and counters, each in the layout's order."""
 
     names: list[str]  # the names of the buffers
-    limits: list[float]  # the largest magnitude for which the clients' mean is finite, also in the model's own type
-    variances: list[int]  # places of the running variances
-    limit: float  # the smallest of the limits
+    limits: list[float]  # for each buffer: the largest magnitude for which the mean is finite, also in its own type
+    variances: list[int]  # the places of the running variances in `names`
+    limit: float  # the smallest of `limits`
     # For each counter: name, own type, whether it is a number of batches, smallest and largest value.
     counters: list[tuple[str, torch.dtype, bool, int, int]]
 
     @classmethod
     def of(cls, buffers: Sequence[tuple[str, str]], counters: Sequence[tuple[str, str]]) -> Bounds:
-        """Return the limits for a model's arrays. Each array is a pair: its name, and the name of its type in torch."""
+        """Return the limits for a model's arrays. An array is a pair of its name and its type's name in torch."""
         limits = [min(_LARGEST, torch.finfo(getattr(torch, dtype)).max) for _, dtype in buffers]
         variances = [i for i, (name, _) in enumerate(buffers) if is_variance(name)]
         ranges = []
@@ -81,7 +82,7 @@ def check_statistics(
     if counters is None:
         return
     for (name, own, counts, smallest, largest), counter in zip(bounds.counters, counters, strict=True):
-        # If the counter has the model's own type, all its values are valid, except negative counts.
+        # In the model's own type, all values of a counter are valid, except negative counts.
         if (counter.dtype is own and not counts) or not counter.is_cpu:
             continue
         low, high = _range(counter)
@@ -106,13 +107,13 @@ def _refuse_large(bounds: Bounds, owners: Sequence[Tensor], what: str) -> None:
 
 
 def _least(owners: Sequence[Tensor]) -> float:
-    # This is one call, because a model of a hundred layers has a hundred short vectors.
+    # The vectors are joined first, because a call for each of a hundred short vectors would take longer.
     together = torch.cat([owner if owner.dim() == 1 else owner.reshape(-1) for owner in owners])
     return float(together.min()) if together.numel() else 0.0
 
 
 def _range(counter: Tensor) -> tuple[int, int]:
-    if counter.dtype is torch.int64 and counter.numel() == 1:  # BatchNorm's counter
+    if counter.dtype is torch.int64 and counter.numel() == 1:  # the usual case, a counter of BatchNorm
         number = int(counter)
         return number, number
     if not counter.numel():

@@ -1,10 +1,9 @@
-"""The kernels, as functions of torch tensors. Each function checks its arguments and calls one kernel.
+"""The kernels, as functions of torch tensors. Each function checks its arguments and calls a kernel.
 
-State vectors are 1-D, contiguous, fp32, on one device. An update is one tensor or a sequence of consecutive pieces of
-any shape, in fp32, fp16 or bf16 (torch, NumPy or DLPack). An update is read in place. Functions whose names end in
-``_`` write to their first argument and to the moments that are passed. If an argument is refused, nothing is written.
-
-The functions run on the CPU and on CUDA devices.
+State vectors (models, sums, moments) are 1-D, contiguous and on one device, in fp32 unless a function says otherwise.
+An update is one array or a list of consecutive pieces of any shape, in fp32, fp16 or bf16 (torch, NumPy or DLPack). An
+update is read in place. Functions whose names end in ``_`` change vectors that they are passed. If an argument is
+refused, nothing is written. The functions run on the CPU and, except ``combine``, on CUDA devices.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Server steps with a client cache: one pass over memory updates the row, the sum over clients and the model."""
+"""Server steps with a client cache. One pass over memory updates the client's row, the sum of rows and the model."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ def cached_step_(
         sum: the sum over clients, [d].
         entering, leaving, sum_scale, terms, weight, acc_scale: the factors in the formulas above. ``terms`` are (slot,
             weight) pairs: each adds ``weight*deq(row of the slot)``.
-        acc, fresh: the buffer of calibrated updates, [d]. If ``fresh``, the buffer's old content counts as zero.
-        out: output for the new model. None: the new model is written to ``x``.
+        acc, fresh: the buffer of calibrated updates, [d]. If ``fresh``, the buffer's old content counts as zero. None:
+            the first formula above is used.
+        out: the vector [d] that gets the new model. None: the new model is written to ``x``.
         optimizer: the optimizer's keywords, as in :func:`step_`.
 
     Returns:
@@ -109,7 +110,7 @@ def _check_rows(size: int, cache: ClientCache, write: int, read: int, terms: Seq
 
 
 def read_row(cache: ClientCache, slot: int) -> Tensor:
-    """Return row ``slot`` of the cache, dequantised as in steps: [d] fp32. A row that was never written is undefined.
+    """Return row ``slot`` of the cache, dequantised as in steps: [d] fp32. The numbers of unwritten rows are undefined.
 
     Raises:
         ConfigError: the slot does not exist.

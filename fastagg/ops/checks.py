@@ -1,6 +1,6 @@
-"""Checks the arguments of kernels, and makes the structs that kernels take (csrc/plan.h).
+"""Checks the arguments of kernels, and converts them to the form that kernels take (csrc/plan.h).
 
-If a check fails, nothing is written. Only fastagg/ops and modules that call kernels themselves use these functions.
+If a check fails, it raises an error, and nothing is written. fastagg/ops and other modules that call kernels use this.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def address(tensor: Tensor | None) -> int:
 
 
 def vector(name: str, tensor: Tensor, size: int, device: torch.device, dtype: torch.dtype = torch.float32) -> int:
-    """Return the address of a state vector: 1-D, contiguous, ``size`` elements, on ``device``."""
-    # In the usual case this is one call, because for small vectors every check takes as long as the kernel.
+    """Check that a state vector is 1-D, contiguous, of ``size`` elements and on ``device``. Return its address."""
+    # In the usual case one call checks everything. For small vectors each further check takes as long as the kernel.
     if device is HOST and (place := _look(tensor, size, _CODES[dtype])) is not None:
         return place
     if not isinstance(tensor, Tensor):
@@ -66,18 +66,19 @@ def moment_blocks(size: int) -> int:
 
 
 def apart(name: str, a: Tensor, other: str, b: Tensor) -> None:
-    """Refuse vectors that overlap partly, because a step would read values that it has just written."""
+    """Refuse two vectors that overlap partly, because a kernel would read elements that it has just written. ``name``
+    and ``other``: the vectors' names in the message."""
     start, end = a.data_ptr(), b.data_ptr()
     if start != end and start < end + b.nbytes and end < start + a.nbytes:
         raise ConfigError(f"{name} overlaps {other} without being {other}")
 
 
 def apart_from(name: str, out: int, pieces: Pieces, same: bool = True) -> None:
-    """Refuse an output that overlaps the update.
+    """Refuse an output that overlaps the update. ``name``: the output's name in the message.
 
     Args:
         out: the output's address. The output has as many elements as the update, of 4 bytes each.
-        same: whether an fp32 piece may be the output's own memory, at the piece's place in the vector.
+        same: whether an fp32 piece may lie in the output's memory, if it lies exactly at its place in the vector.
     """
     end, own = out + 4 * pieces.size, out
     for start, size, code in pieces.native:
@@ -102,7 +103,7 @@ def pair(name: str, value: Any) -> tuple[Any, Any]:
 
 
 def key(name: str, value: int, bits: int = 64) -> int:
-    """Return ``value`` if it is an unsigned integer of at most this many bits."""
+    """Return ``value`` if it is an integer in 0..2**bits-1. Otherwise raise ConfigError."""
     number = index(value)
     if not 0 <= number < 1 << bits:
         raise ConfigError(f"{name}: expected 0 to {(1 << bits) - 1}, got {value}")
@@ -130,8 +131,8 @@ def optimizer_of(
     decoupled_weight_decay: bool = False,
     period: int = 1,
 ) -> dict[str, Any]:
-    """Check an optimizer's arguments, and return the arguments of a kernel that steps ``x``, [``size``]. The keywords
-    are those of :func:`fastagg.ops.step_`."""
+    """Check an optimizer's arguments, and return them as the keywords of the kernel that steps ``x``, [``size``]. This
+    function's keywords are those of :func:`fastagg.ops.step_`."""
     moments = OPTIMIZERS.get(optimizer)
     if moments is None:
         raise ConfigError(f"unknown optimizer {optimizer!r}; known: {', '.join(OPTIMIZERS)}")

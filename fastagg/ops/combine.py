@@ -1,4 +1,4 @@
-"""Robust rules. They combine several updates, a few of which may be malicious. :class:`RobustRule` lists the rules."""
+"""Robust rules. They combine several updates, a few of which may be malicious. :func:`combine` lists the rules."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ RobustRule = Literal[
 ]
 MOST = native.most_combined  # the most updates in one call
 
+# Rule -> the names of its settings, and whether it compares whole updates.
 _RULES: dict[str, tuple[tuple[str, ...], bool]] = native.engine.robust_rules
 if get_args(RobustRule) != tuple(_RULES):
     raise ImportError(f"fastagg.ops.RobustRule: expected the rules of csrc/engine/robust.cpp, {', '.join(_RULES)}")
-COMPARING = frozenset(name for name, (_, compares) in _RULES.items() if compares)  # rules that compare whole updates
+COMPARING = frozenset(name for name, (_, compares) in _RULES.items() if compares)
 
 
 Trim = Annotated[float, SettingRule(default=0.1, least=0, below=0.5)]
@@ -52,7 +53,8 @@ DEFAULTS: Mapping[str, Any] = {name: hint.__metadata__[0].default for name, hint
 
 
 def robust_of(rule: RobustRule, count: int | None, settings: RobustSettings) -> Native:
-    """Return the rule in the engine's form. ``count``: the number of updates. None: the number is not known yet."""
+    """Check a rule and its settings, and return the rule in the engine's form. ``count``: the number of updates. None:
+    the number is not known yet, and is not checked."""
     _checks.fits("rule", rule, RobustRule)
     for name, value in settings.items():
         if name not in DEFAULTS:
@@ -77,8 +79,8 @@ def combine(
 ) -> Tensor:
     """Return the combination of several updates by ``rule``. A few of the updates may have arbitrary numbers.
 
-    The first three rules work element by element. The others compare whole updates. The result's bits depend neither on
-    the processor nor on the number of threads.
+    The first three rules work element by element. The others compare whole updates. n is the number of updates. The
+    result's bits depend neither on the processor nor on the number of threads.
 
     ======================  ============================================================================================
     ``median``              the median
@@ -94,11 +96,12 @@ def combine(
     ======================  ============================================================================================
 
     Args:
-        rows: n updates, 1..1,024, d finite elements each.
+        rows: 1 to 1,024 updates of d finite elements each.
         rule: the rule's name.
-        weights: the factor of each update, in fp32. None: all factors are 1.
-        out: output, [d]. None: a new vector.
-        settings: the rule's settings.
+        weights: a factor for each update, by which the update is multiplied first. None: all factors are 1.
+        out: the vector [d] that gets the result. None: a new vector.
+        settings: the rule's settings: ``trim`` in [0, 0.5), default 0.1. ``f``, default 0. ``keep``, default n - f.
+            ``radius`` > 0, default 1. ``iterations``, default 3. ``smoothing`` > 0, default 1e-6.
 
     Raises:
         ConfigError: a setting is out of range, or the rule does not work with n updates.

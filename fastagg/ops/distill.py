@@ -23,9 +23,9 @@ class SoftTargets(NamedTuple):
     """The teachers' outputs for a batch: R rows, C classes.
 
     Attributes:
-        probs: [R, C] fp32 or fp64, ``softmax(y)``.
+        probs: [R, C] fp32 or fp64, ``p = softmax(y)`` of the teachers' logits y.
         labels: [R] int64, ``argmax y``, the first if several are equal. The loss ignores rows whose label is -100.
-        entropy: [R] fp64, ``H = -sum p log p`` in nats.
+        entropy: [R] fp64, each row's entropy ``H = -sum p log p`` in nats.
     """
 
     probs: Tensor
@@ -39,7 +39,7 @@ def soft_targets(logits: Tensor, *, scale: float = 1.0, out: Tensor | None = Non
     Args:
         logits: [R, C] fp32 or fp64, contiguous.
         scale: a factor > 0 of the logits. With 1/n, the sum of n teachers' logits becomes their mean.
-        out: output for the probabilities, shaped like ``logits``. It may be ``logits``. None: a new tensor.
+        out: the tensor that gets the probabilities, shaped like ``logits``. It may be ``logits``. None: a new tensor.
 
     Raises:
         ShapeMismatch, DTypeMismatch, ConfigError: an argument is refused.
@@ -71,12 +71,12 @@ def distillation_loss(
 
     If ``alpha`` is a pair, ``alpha = Hhat*alpha_max + (1-Hhat)*alpha_min``, where ``Hhat`` is the rows' mean entropy
     divided by ``log C`` (Eq. 4). The forward pass also computes the gradient, ``(softmax(z) - alpha*p -
-    (1-alpha)*onehot)/R``. Both results take 12 bytes per logit. Large logits do not overflow. With C = 1 the loss is 0.
+    (1-alpha)*onehot)/R``. Large logits do not overflow. With C = 1 the loss is 0.
 
     Args:
         student: z, [R, C] fp32 or fp64 (fp16 and bf16 are widened).
-        targets: the teachers' outputs, of the same dtype. If ``rows`` is None, one row for each of the student's rows.
-        rows: [R] int64, the number of the teachers' row for each of the student's rows. Rows are read in place.
+        targets: the teachers' outputs, with ``probs`` of the student's dtype.
+        rows: [R] int64, for each of the student's rows the number of the teachers' row. None: row i belongs to row i.
         alpha: a fixed number, or ``(alpha_min, alpha_max)``, 0 <= alpha_min <= alpha_max <= 1.
 
     Returns:

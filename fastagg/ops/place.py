@@ -1,4 +1,4 @@
-"""Decides where an op runs: on the CPU, or on a CUDA device and its current stream. Ops and the server call it."""
+"""Decides where an op runs: on the CPU, or on a CUDA device and its current stream. Ops and servers use this module."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _MOST_PIECES = 200  # the limit in csrc/cuda/cuda.h, kMostPieces
 
 
 class Cuda(NamedTuple):
-    """A CUDA device and a stream on this device, as kernels take them."""
+    """A CUDA device's number and a stream's address. :data:`CPU`, with device -1, stands for the CPU."""
 
     device: int
     stream: int
 
 
 def where(on: Cuda) -> native.cuda.Where:
-    """Return a device and a stream as launches take them (csrc/cuda/cuda.h)."""
+    """Return a device and a stream in the form that kernels' launches take (csrc/cuda/cuda.h)."""
     return native.cuda.Where(device=on.device, stream=on.stream)
 
 
 CPU = Cuda(-1, 0)
 _EMULATED = Cuda(0, 0)
-_cpu = CPU  # where ops on CPU tensors run
+_cpu = CPU  # where ops on CPU tensors run: CPU, or _EMULATED inside `emulated`
 
 
 def place(device: torch.device) -> Cuda:
     """Return where ops on tensors of ``device`` run: :data:`CPU`, or a CUDA device and its current stream. DeviceError:
     this build has no kernels for the device."""
     if device is HOST or device.type == "cpu":
-        if _cpu is not CPU:  # torch's own ops on these tensors run at once, so wait for all emulated ops first
+        if _cpu is not CPU:  # torch's own ops on these tensors do not wait for emulated ops, so wait here
             native.emulation.settle(native.emulation.current_stream())
         return _cpu
     if device.type == "cuda" and native.cuda_architectures:
@@ -63,10 +63,9 @@ def emulated(on: bool = True) -> Iterator[None]:
 
 
 def on_device(pieces: Pieces) -> Pieces:
-    """Return the pieces in a form that a CUDA kernel takes. If there are too many pieces for its arguments, join them.
+    """Return pieces that fit into a CUDA kernel's arguments. If there are too many, they are joined to one fp32 vector.
 
-    Keep the result until the launch, because the kernel's arguments have only addresses.
-    """
+    Keep the result until the launch, because the kernel's arguments have only the pieces' addresses."""
     return pieces if len(pieces.native) <= _MOST_PIECES else Pieces([pieces.flat(torch.float32)])
 
 

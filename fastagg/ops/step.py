@@ -1,4 +1,4 @@
-"""Server steps without a client cache: direction and optimizer in one pass over memory."""
+"""Server steps without a client cache. One pass over memory computes the direction and the optimizer's step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def step_(
     decoupled_weight_decay: bool = False,
     period: int = 1,
 ) -> Tensor:
-    """Make one server step, with direction and optimizer, in one pass over memory.
+    """Compute a direction from an update, and step the model along it, in one pass over memory.
 
     The direction ``D`` depends on the arguments:
 
@@ -57,12 +57,12 @@ def step_(
         betas: the decay rates of the first and the second moment. With ``nesterov``: the momentum and the dampening.
         eps: the term outside the square root.
         correction: the round (1 for the first) for Adam's bias correction. None: no correction.
-        gain: factor on the update only (clipping).
-        weight: factor on the client's contribution (staleness, samples).
-        acc, scale: the buffer's sum so far, [d] (read only), and the factor that turns it into a mean.
+        gain: a factor on the update only, for clipping.
+        weight: a factor on the whole contribution of the client (staleness, samples), as in the formulas above.
+        acc, scale: the buffer's sum so far, [d] (read only), and the factor that makes a mean of the whole sum.
         base: the version that the client started from, [d].
-        out: output for the new model, [d]. None: it is written to ``x``. ``out`` must not overlap ``x`` partly.
-        eps_root: a term that is added to the (corrected) second moment, under the root.
+        out: the vector [d] that gets the new model. It must not overlap ``x`` partly. None: ``x`` gets the new model.
+        eps_root: a term that is added to the (corrected) second moment, under the square root.
         weight_decay: ``D - weight_decay*x`` takes the place of ``D``. If ``decoupled_weight_decay``, ``(1 -
             lr*weight_decay)*x`` takes the place of ``x`` instead.
         period: for ``delayed``, the number of steps in a period. ``correction`` is then the number of this step (None:

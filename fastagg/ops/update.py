@@ -20,14 +20,13 @@ class Inspection(NamedTuple):
     """The result of :func:`inspect`."""
 
     finite: bool
-    norm: float  # the Euclidean norm; not finite if the update is not finite
+    norm: float  # the Euclidean norm. It is NaN or infinite if the update is not finite.
 
 
 def inspect(update: Update) -> Inspection:
-    """Return whether every element is finite, and the Euclidean norm, in one read (4 bytes per fp32 element).
+    """Return whether every element is finite, and the Euclidean norm. The update is read once.
 
-    The norm is summed in float64 in a fixed order, so it has the same bits on any number of threads.
-    """
+    Squares are summed in float64 in a fixed order, so the norm has the same bits on any number of threads."""
     pieces = as_pieces(update)
     total = native.sum_squares(update_of(pieces)) if place(pieces.device) is CPU else measure(pieces).tolist()[0]
     return Inspection(math.isfinite(total), math.sqrt(total) if total >= 0 else total)
@@ -43,9 +42,8 @@ class Distances(NamedTuple):
 
 
 def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -> Distances:
-    """Return both norms of AsyncFedED's staleness (its Eq. 6) and FedAC's inner product, in one read.
-
-    The read takes 12 bytes per parameter. Sums are in float64 in a fixed order.
+    """Return both norms of AsyncFedED's staleness (Eq. 6 of its paper), and FedAC's inner product. Each of the three
+    vectors is read once. Sums are in float64 in a fixed order.
 
     Args:
         update: d elements.
@@ -62,20 +60,20 @@ def distances(update: Update, x: Tensor, base: Tensor, *, inner: bool = False) -
 
 
 def distances_from(sums: tuple[float, float, float]) -> Distances:
-    """Return the distances. ``sums``: ``|x - base|^2``, ``|update|^2``, and the inner product of both vectors."""
+    """Return the distances. ``sums``: ``|x - base|^2``, ``|update|^2`` and ``(x - base).update``."""
     moved, norm, product = sums
     finite = math.isfinite(norm)
     return Distances(finite, math.sqrt(moved), math.sqrt(norm) if norm >= 0 else norm, product)
 
 
 def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = None, inner: bool = False) -> Tensor:
-    """Compute an update's norm, and how far the model has moved, on a CUDA device. The host does not wait.
+    """Compute sums for an update's norm, and for the distance of two models, on a CUDA device. The host does not wait.
 
-    Sums are in float64 in a fixed order and have the CPU's bits.
+    The sums are in float64 in a fixed order. They have the same bits as on the CPU.
 
     Args:
         update: d elements, on a CUDA device.
-        x, base: the model and the version that the update was trained from, [d]. None: their distance is not computed.
+        x, base: the model and the version that the update was trained from, [d]. None (both): there is no distance.
         inner: whether to compute ``(x - base).update``, too.
 
     Returns:
@@ -106,7 +104,7 @@ def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = No
 
 
 def accumulate_(acc: Tensor, update: Update, weight: float = 1.0, *, fresh: bool = False) -> Tensor:
-    """Compute ``acc += weight*update`` (12 bytes per parameter). If ``fresh``, ``acc = weight*update`` (8 bytes).
+    """Compute ``acc += weight*update``, or, if ``fresh``, ``acc = weight*update``. Return ``acc``.
 
     FedBuff and FADAS add updates to their buffer like this (the FADAS paper, Algorithm 1, line 4).
 
@@ -122,7 +120,7 @@ def accumulate_(acc: Tensor, update: Update, weight: float = 1.0, *, fresh: bool
 
 
 def difference(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """Compute ``out = a - b`` for vectors of one length, in 12 bytes per element. Each element is rounded once."""
+    """Compute ``out = a - b`` for fp32 vectors of one length, and return ``out``. Each element is rounded once."""
     pieces = as_pieces(b)
     size, device = pieces.size, pieces.device
     at, to = vector("a", a, size, device), vector("out", out, size, device)

@@ -1,13 +1,13 @@
-"""Limits the number of connections, requests and transfers, and ends connections on which no bytes move.
+"""Limits connections and requests, and ends slow transfers and connections on which no bytes move.
 
 These rules hold for all routes and clients, with and without a token:
 
-1. :class:`Listener` limits the connections, including TLS handshakes. Beyond the limit, a new connection replaces the
-   idle connection that has been silent longest. So silent connections never keep others out.
-2. A connection is cut if its client sends nothing, or if no bytes move in either direction (:class:`Connection`).
-3. A client that sends a body gets its answer, even if the answer is known before the body's end (:class:`Front`).
+1. :class:`Listener` limits the connections, including TLS handshakes. At the limit, a new connection replaces the idle
+   connection that has been silent longest. So silent connections never keep others out.
+2. A connection is cut if no bytes move on it while its client should send or receive some (:class:`Connection`).
+3. A client gets its answer even if the answer is known before the end of the client's body (:class:`Front`).
 4. ``/health`` and ``/ready`` are answered even when other requests are refused.
-5. A transfer ends within its time. If another transfer needs room, the slowest one ends earlier (:class:`Transfer`).
+5. A transfer ends within its time. If a new transfer needs room, the service ends the slowest one (:class:`Transfer`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from fastagg._types import Foreign
 
 PIECE = 1 << 16  # the most bytes of a model that are handed to a connection at a time
 APART = "/health", "/ready"  # the paths that are answered even when other requests are refused
-SPARE = 64  # the number of connections above the limit of requests, for health checks and refusals
-SILENT = 10.0  # seconds in which a client must finish its handshake, and send the whole head of a request
-FAIR = 5.0  # seconds during which a new transfer does not count as slow
+SPARE = 64  # so many more connections than requests are allowed, for health checks and refusals
+SILENT = 10.0  # the most seconds of a TLS handshake, and the time between two looks at a connection
+FAIR = 5.0  # seconds during which a new transfer does not count as slow, and over which its pace is measured
 LONGEST_URL = 4096  # the most bytes of a request's URL
-LATER = {"Retry-After": "1"}
+LATER = {"Retry-After": "1"}  # tells a client to ask again after a second
 _REFUSALS = {  # status -> the text and the headers
     405: ("Method Not Allowed", {"Allow": "GET, POST"}), 414: ("URI Too Long", {}),
     503: ("too many requests at a time: ask again later", LATER),
@@ -43,8 +43,8 @@ _log = logging.getLogger("fastagg.serve")
 
 
 class Transfer:
-    """The progress of a download or an upload. ``async with transfer.timer`` raises TimeoutError after ``seconds``, or
-    when :meth:`cut` is called."""
+    """The progress of a download or an upload. The transfer runs inside ``async with transfer.timer``, which raises
+    TimeoutError ``seconds`` after the constructor, or when :meth:`cut` is called."""
 
     def __init__(self, seconds: float) -> None:
         self.begun = self._at = time.monotonic()
@@ -52,16 +52,16 @@ class Transfer:
         self.timer = asyncio.timeout(seconds)
 
     def move(self, nbytes: int) -> float:
-        """Note that ``nbytes`` more bytes have moved. Return a weighted number of the bytes so far, in which a byte's
-        weight falls by the factor e in :data:`FAIR` seconds."""
+        """Add ``nbytes`` bytes that have moved. Return the weighted number of all bytes so far. A byte's weight is 1 at
+        first, and falls by the factor e in :data:`FAIR` seconds."""
         now = time.monotonic()
         self._moved, self._at = self._moved * math.exp((self._at - now) / FAIR) + nbytes, now
         return self._moved
 
     @property
     def pace(self) -> tuple[bool, float]:
-        """A sort key, which is smallest for the slowest transfer. Its first item is True while the transfer is too new
-        to count as slow."""
+        """A sort key, which is smallest for the slowest transfer. The first item is whether the transfer is too new to
+        count as slow. The second item is the weighted number of bytes from :meth:`move`."""
         return time.monotonic() - self.begun < FAIR, self.move(0)
 
     def cut(self) -> None:
@@ -71,7 +71,7 @@ class Transfer:
 
 
 class ModelDownload(StreamingResponse):
-    """Sends memory in pieces. Each piece is sent when the client has received the piece before.
+    """A response that sends memory in pieces. It sends a piece when the connection's buffer has room again.
 
     Args:
         body: the memory to send. A piece is copied only when it is sent.
@@ -90,7 +90,7 @@ class ModelDownload(StreamingResponse):
         self.transfer, self.reading = transfer, reading
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Uvicorn closes a connection whose answer ends before its length.
+        # If the time is over, the answer ends before its Content-Length. Uvicorn then closes the connection.
         with self.reading, contextlib.suppress(TimeoutError):
             async with self.transfer.timer:
                 await super().__call__(scope, receive, send)
@@ -104,13 +104,13 @@ async def _each(pieces: Iterable[memoryview], transfer: Transfer) -> AsyncIterat
 
 
 class Front:
-    """The outermost layer of the app. It refuses requests that no handler should see, and logs a line for each request.
-    No answer ends before the whole request has come, because a client that still sends to a closed connection would
-    lose the answer. A body that no handler reads is dropped as it comes.
+    """The outermost layer of the app. It refuses some requests before a handler sees them: too many at a time, too long
+    URLs and HEAD. It logs a line for each request. No answer ends before the whole request has come, because a client
+    that still sends to a closed connection would lose the answer. The rest of a body that no handler reads is dropped.
 
     Args:
         app: the app that answers.
-        seconds: a function. For the number of a body's bytes, it returns how many seconds to wait for the whole body.
+        seconds: a function from the number of a body's bytes to the seconds in which the whole body must come.
         requests: the most requests that are handled at a time. Requests to the paths in :data:`APART` do not count.
     """
 
@@ -173,12 +173,14 @@ class Front:
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn that is cut when no bytes move on it: after 10 to 20 seconds while the client must send
-    the head of a request, otherwise after 30 to 40 seconds. uvicorn waits for ever in four cases: for the head of a
-    request, the body of a refused request, a client that reads nothing, and the last bytes of a closing connection.
+    """A connection of uvicorn that is cut when no bytes move on it for 10 to 20 seconds while the client must send the
+    head of a request, otherwise for 30 to 40 seconds. uvicorn itself waits for ever for the head of a request, the body
+    of a refused request, a client that reads nothing, and the last bytes of a closing connection.
 
     Attributes:
-        heard: the loop's time at which the client last sent a whole head or a part of a body.
+        heard: the event loop's time when the client last sent a whole head or a part of a body.
+        moves: how often the client has sent such bytes, or received enough that the server may send more.
+        still: the number of calls of :meth:`look` in a row that found no change.
     """
 
     seconds = SILENT  # the time between two calls of `look`
@@ -189,8 +191,8 @@ class Connection(H11Protocol):
         self.moves = self.still = 0
         self.seen: tuple[object, ...] | None = None
         self.is_cut = False
-        self.greeting: asyncio.Task[None] | None = None  # the handshake, during which the connection has no transport
-        self.over = asyncio.Event()
+        self.greeting: asyncio.Task[None] | None = None  # the task of `Listener.greet`, which does the TLS handshake
+        self.over = asyncio.Event()  # set when the connection is lost
 
     def connection_made(self, transport: Foreign) -> None:
         super().connection_made(transport)
@@ -223,7 +225,7 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete or "answered" in self.scope
 
     def cut(self) -> None:
-        """Close the connection at once."""
+        """Close the connection, and drop all bytes that have not been sent yet."""
         self.is_cut = True
         if self.transport is not None:
             self.transport.abort()
@@ -231,8 +233,8 @@ class Connection(H11Protocol):
             self.greeting.cancel()
 
     def look(self) -> None:
-        """Cut the connection if no bytes have moved since the last one or three calls. Do not cut it while the service
-        is still computing an answer."""
+        """Cut the connection if one call, or three calls while it serves a request, found no change since the call
+        before. While the service computes an answer, do not cut. This method calls itself every ``seconds`` seconds."""
         cycle, waiting = self.cycle, self.transport.get_write_buffer_size()
         answered = cycle is None or cycle.response_complete
         ended = self.transport.is_closing() or (answered and cycle is not None and cycle.more_body)
@@ -246,8 +248,8 @@ class Connection(H11Protocol):
 
 
 class Listener(uvicorn.Server):
-    """A server of uvicorn that accepts connections itself. asyncio's own accept loop has no limit of connections, and
-    fills the log when the process has too many open files.
+    """A server of uvicorn that accepts the connections itself. asyncio's accept loop has no limit of connections, and
+    fills the log while the process has too many open files.
 
     Args:
         config: uvicorn's configuration.
@@ -277,7 +279,7 @@ class Listener(uvicorn.Server):
         """Accept connections until the task is cancelled."""
         loop, said = asyncio.get_running_loop(), -math.inf
         while True:
-            await asyncio.sleep(0)  # sock_accept does not yield to other tasks while connections are waiting
+            await asyncio.sleep(0)  # lets other tasks run, because sock_accept does not while connections are waiting
             try:
                 accepted, _ = await loop.sock_accept(self.listener)
             except OSError as error:  # for example too many open files
@@ -295,8 +297,8 @@ class Listener(uvicorn.Server):
             connection.greeting = asyncio.create_task(self.greet(connection, accepted))
 
     def make_room(self, limit: int) -> bool:
-        """If there are ``limit`` connections, cut the idle connection that has been silent longest. Return whether
-        there is room now."""
+        """Return whether there is room for a connection. If there are ``limit`` connections, first cut the idle
+        connection that has been silent longest. If none is idle, there is no room."""
         there = [connection for connection in self.open if not connection.is_cut]
         if len(there) < limit:
             return True
@@ -310,7 +312,7 @@ class Listener(uvicorn.Server):
         return silent is not None
 
     async def greet(self, connection: Connection, accepted: socket.socket) -> None:
-        """Connect an accepted socket, with a TLS handshake if the service uses TLS. Return when the connection ends."""
+        """Connect an accepted socket, with a TLS handshake if the service uses TLS. Return when it has been closed."""
         limits: Foreign = {"ssl_handshake_timeout": SILENT, "ssl_shutdown_timeout": SILENT} if self.config.ssl else {}
 
         def made() -> Connection:

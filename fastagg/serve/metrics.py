@@ -23,7 +23,7 @@ class Metrics:
         """Return everything in Prometheus' text format.
 
         Args:
-            own: the service's metrics: name -> a description, and a list of one value or of one value for each part.
+            own: the service's metrics. Name -> a description, and a list with one value, or one value for each part.
         """
         families: dict[str, Metric] = {}
         for number, registry in enumerate(self._registries):
@@ -39,7 +39,7 @@ class Metrics:
 
 
 class CollectedRegistry:
-    """A registry whose metrics have been collected already."""
+    """A registry of metrics that were collected before, for ``generate_latest``."""
 
     def __init__(self, families: Mapping[str, Metric]) -> None:
         self.families = families

@@ -11,19 +11,20 @@ from fastagg.serve.connection import Transfer
 from fastagg.server.server import Server
 
 Sent = tuple[int, str | None]  # a version and the format in which it is sent
-Copy = tuple[int | str, int]  # a client and its task's id, which all copies of an update share
+Copy = tuple[int | str, int]  # a client and its task's id. All copies of an update have the same pair.
 
 
 class ServedPart:
     """The server of a part, and its transfers.
 
     Attributes:
-        nbytes: the most bytes that one version takes.
-        reading: the downloads of each version.
+        nbytes: the most bytes that the memory of one version takes.
+        reading: version and format -> the downloads of this version in this format.
         uploads: the transfers of updates that are arriving.
         receiving: the number of updates that are arriving, or are complete and wait for their step.
         steps: complete update -> the event that is set once the update is taken or refused.
         seen: the server's version at the last call of ``Service.look``.
+        one: a lock, held by a large update while all of it is in memory.
     """
 
     def __init__(self, server: Server) -> None:
@@ -34,11 +35,11 @@ class ServedPart:
         self.receiving = 0
         self.steps: dict[Copy, asyncio.Event] = {}
         self.seen = server.version
-        self.one = asyncio.Semaphore()  # held by a large update while all of it is in memory
+        self.one = asyncio.Semaphore()
 
     @property
     def downloads(self) -> int:
-        """The number of downloads."""
+        """The number of current downloads."""
         return sum(map(len, self.reading.values()))
 
     @property

@@ -1,4 +1,4 @@
-"""Answers HTTP requests for a model in parts. Each part has a server with a folder. Numbers are little endian.
+"""Answers HTTP requests for a model in parts. Each part has a server with a folder. Arrays are little endian.
 
 GET  /task/{client}?part=0&speed=V   sends a part as a task, [d] fp32, or bf16 if the server's model_dtype is bf16.
                                      Headers have the task's id and version. V is the client's local steps a second
@@ -7,13 +7,13 @@ POST /update/{client}/{task}?part=0  takes the task's update, [d] fp32, fp16 or 
                                      the update is on the disk.
 GET  /model, /model?part=0           sends the model, or a part of it, as safetensors, and opens no task
 GET  /parts                          tells which arrays of the model each part has
-POST /heartbeat/{client}             tells the client's open tasks
+POST /heartbeat/{client}             tells for each part the client's last task, if it is open
 GET  /metrics                        sends metrics for Prometheus
 GET  /health, /ready                 tells whether the process works (health) and whether it takes updates (ready)
 
-With ``after=V`` a request for a task, a model or a heartbeat waits up to ``wait=S`` seconds for a version above V. The
-status is 204 if no such version was made. ``incarnation=`` is the value of the header X-Incarnation that came with V.
-The status is 410 if a restart has lost V.
+With ``after=V`` a request for a task, a model or a heartbeat waits up to ``wait=S`` seconds (by default 0, at most 60)
+for a version above V. The status is 204 if no such version was made. ``incarnation=`` is the value of the header
+X-Incarnation that came with V. With it, the status is 410 if a restart has lost V.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TYPES = {
 }  # fmt: skip
 CHUNK = 1 << 20  # bytes of an update that are written in one call
 LONGEST = 60.0  # the most seconds that a request waits for a newer version
-SPARE = 1 << 20  # bytes of the disk that must stay free besides an update
+SPARE = 1 << 20  # if the disk has fewer free bytes than these and one update, the service is not ready
 STATUS: list[tuple[type[Exception], int]] = [  # the status of an error is that of the first class that matches
     (errors.OtherClient, 403), (errors.StaleIncarnation, 410), (errors.UnknownClient, 404),
     (errors.UnknownVersion, 409), (errors.TooSoon, 409), (errors.Busy, 429), (errors.NotDurable, 503),
@@ -72,16 +72,16 @@ class Service:
     """Handles the requests to the servers of a model's parts.
 
     Args:
-        servers: a server of :func:`fastagg.open` for each part of ``cut``. They are closed when the service ends.
+        servers: a server of :func:`fastagg.open` for each part of ``cut``. The service closes the servers at its end.
         cut: the result of :func:`fastagg.parts` for the model.
         folder: the folder that contains the servers' folders.
         tokens: the tokens that requests must have. None: requests need no token.
         seconds, slowest: the transfer of a model or an update of n bytes may take ``seconds + n / slowest`` seconds.
-        uploads: how many updates of a part may arrive at a time. Each takes about 1 MB. If another update begins, the
-            slowest upload is ended.
-        reading: the most bytes of all versions that are being sent. A version counts once for each format. None: 1 GB,
-            or four versions of the model if that is more. Downloads of the same version share its memory. If a new
-            version needs room, the slowest downloads are ended.
+        uploads: how many updates of a part may arrive at a time. Each takes about 1 MB. If one more update begins, the
+            slowest upload is ended, or, if all have just begun, the new update is refused.
+        reading: the most bytes of all versions that are being sent. Downloads of the same version in the same format
+            share its memory, and count once. If a new version needs room, the downloads of another version are ended:
+            the version with the slowest downloads. None: 1 GB, or four versions of the model if that is more.
         requests: the most requests that are handled at a time. Further requests get the status 503.
     """
 
@@ -95,7 +95,7 @@ class Service:
         self.requests = requests
         self.parts = [ServedPart(server) for server in servers]
         self.reading = max(1e9, 4 * sum(served.nbytes for served in self.parts)) if reading is None else reading
-        # The most bytes that an update can have.
+        # The most bytes that an encoded update can have. Other updates have fewer.
         self.largest = max(largest(served.server.layout.size) for served in self.parts)
         self.own = CapacityLimiter(2)  # the threads that only health checks use
         self.layout = json.dumps(_layout(cut, servers))
@@ -131,8 +131,9 @@ class Service:
         )
 
     def guarded(self, handler: Handler, who: str | None = None) -> Handler:
-        """Return a handler that first checks the request's token. The token must allow the client in the path, or
-        ``who`` if the path has no client (None: any token). Every refusal gets a status, and a reason as JSON."""
+        """Return a handler that first checks the request's token, and then calls ``handler``. The token must allow the
+        client in the path, or ``who`` if the path has no client (None: any token of the file). An answer to a refused
+        request has a status and the reason as JSON."""
 
         async def handle(request: Request) -> Response:
             client = request.path_params.get("client", who)
@@ -150,7 +151,7 @@ class Service:
             except errors.FastaggError as error:
                 status = next(status for kind, status in STATUS if isinstance(error, kind))
                 says = {"error": type(error).__name__, "says": str(error)}
-                if isinstance(error, errors.TooSoon):  # the client can wait for a version after this one, and ask again
+                if isinstance(error, errors.TooSoon):  # the client can wait for a version of this part above this one
                     part = self.parts.index(self.part(request))
                     says |= {"part": part, "version": before[part]}
             return JSONResponse(says, status, LATER if status in (429, 503) else None)
@@ -203,8 +204,8 @@ class Service:
     def download(
         self, body: Sequence[memoryview], headers: dict[str, str], versions: list[tuple[ServedPart, Sent]]
     ) -> ModelDownload:
-        """Return an answer that sends the memory of these versions. If `reading` does not allow so many bytes, the
-        slowest other downloads are ended."""
+        """Return an answer that sends ``body``, which is memory of ``versions``. If the versions that are sent exceed
+        ``reading`` bytes, downloads of other versions are ended."""
         transfer = Transfer(self.allowed(sum(map(len, body))))
         new = sum(served.nbytes for served, sent in versions if sent not in served.reading)
         while new and new + sum(served.nbytes * len(served.reading) for served in self.parts) > self.reading:
@@ -236,7 +237,8 @@ class Service:
         if length != needed:
             raise Refused(413 if length > needed else 400, f"expected {needed} bytes, got {length}")
         copy = _client(request, served.server), task
-        # If the server is processing another copy of this update, wait for the copy's receipt, which both copies get.
+        # If a copy of this update is complete, wait until the server has taken or refused the copy. The server then
+        # refuses this copy with AlreadyCounted, and the answer below has the outcome of the first.
         while (step := served.steps.get(copy)) is not None:
             await step.wait()
         if served.receiving >= self.uploads:
@@ -250,8 +252,8 @@ class Service:
             receipt: Receipt | errors.AlreadyCounted = await self.received(
                 request, served, copy, samples, dtype, needed
             )
-        except errors.AlreadyCounted as error:  # the client did not get the first answer, so it gets this answer again
-            if error.version is None:  # the server no longer remembers the first receipt
+        except errors.AlreadyCounted as error:  # the client has not got its answer, so it gets the outcome again
+            if error.version is None:  # the server no longer remembers the outcome
                 raise
             receipt = error
             await run_in_threadpool(served.server.flush)  # the first copy may still wait for the disk
@@ -263,8 +265,8 @@ class Service:
     async def received(
         self, request: Request, served: ServedPart, copy: Copy, samples: float | None, dtype: torch.dtype, needed: int
     ) -> Receipt:
-        """Receive an update of ``needed`` bytes. Chunks are written to the folder as they arrive. The server's step
-        runs in a thread."""
+        """Receive an update of ``needed`` bytes, and return its receipt. Chunks of about 1 MB are written in threads as
+        they arrive, to the folder or, if the update is small, to memory. The server's step runs in a thread, too."""
         client, task = copy
         form: Plain = {"encoded": needed} if dtype is torch.uint8 else {"dtype": dtype}
         upload = await run_in_threadpool(served.server.receiving, client, None, samples, task=task, **form)
@@ -284,7 +286,7 @@ class Service:
                 await run_in_threadpool(upload.write, held)
                 del held
                 async with served.one if needed > SMALL else contextlib.nullcontext():
-                    # The shield lets the step end even if the connection is lost in the middle of it.
+                    # With the shield, the step goes on to its end even if the connection is lost meanwhile.
                     await asyncio.shield(run_in_threadpool(stack.close))
         except BaseException as error:
             served.uploads.discard(transfer)
@@ -319,8 +321,8 @@ class Service:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(self, request: Request) -> Response:
-        """Answer whether this process can still work. If a log has ended, the status is 503, and the process must be
-        restarted. If the disk is full, no restart is needed."""
+        """Answer whether this process can still work. If the thread of a server's log has ended, the status is 503, and
+        the process must be restarted. Otherwise the status is 200, even if the disk is full."""
         ended = any(served.server._log is None or served.server._log.journal.ended for served in self.parts)
         why = await self.why()
         return JSONResponse({"version": self.version(self.parts), "open": not why, "why": why}, 503 if ended else 200)
@@ -334,8 +336,8 @@ class Service:
         return await to_thread.run_sync(self.unready, limiter=self.own)
 
     def unready(self) -> str:
-        """Return why an update would be refused: the log cannot be written, or the disk is full. Empty: an update would
-        be taken."""
+        """Return why an update would be refused: a log cannot be written, or the disk has too little room. Empty: an
+        update would be taken."""
         try:
             for served in self.parts:
                 served.server.flush()
@@ -355,16 +357,16 @@ class Service:
         return [self.part(request)] if "part" in request.query_params else self.parts
 
     def incarnation(self, parts: Sequence[ServedPart]) -> str:
-        """Return the incarnations that made the current versions of these parts."""
+        """Return the incarnations that made the current versions of these parts, joined by "-"."""
         return "-".join(str(served.incarnation) for served in parts)
 
     def version(self, parts: Sequence[ServedPart]) -> int:
-        """Return the sum of these parts' versions."""
+        """Return the sum of these parts' versions, which stands for the version of the whole model."""
         return sum(served.server.version for served in parts)
 
     async def is_newer(self, request: Request, parts: Sequence[ServedPart]) -> bool:
-        """Wait for a version above the request's ``after``. Return whether there is such a version. Without ``after``,
-        return True at once."""
+        """Wait for a version above the request's ``after``, at most ``wait`` seconds. Return whether there is such a
+        version, and the client is still connected. Without ``after``, return True."""
         if (stated := request.query_params.get("after")) is None:
             return True
         after, seconds = _whole(stated, "after"), _number(request.query_params.get("wait", "0"), "wait")
@@ -381,7 +383,7 @@ class Service:
         return self.version(parts) > after and not is_gone
 
     def look(self) -> None:
-        """Wake the requests that wait for a newer version, if a server has made one."""
+        """Wake the requests that wait for a newer version, if a server has made one since the last call."""
         if [served.seen for served in self.parts] != (now := [served.server.version for served in self.parts]):
             for served, version in zip(self.parts, now, strict=True):
                 served.seen = version
@@ -389,7 +391,7 @@ class Service:
             self._newer = asyncio.Event()
 
     async def end_rounds(self) -> None:
-        """End due rounds (:class:`fastagg.Buffer`) every second, because no request may come that would end them."""
+        """End due rounds (:class:`fastagg.Buffer`) every second, in case no request comes that would end them."""
         while True:
             await asyncio.sleep(1.0)
             for served in self.parts:
@@ -406,7 +408,8 @@ class Service:
 
 
 def _sent(server: Server, client: int | str, speed: float | None, format: str | None) -> Dispatch:
-    """Return a task for the client. A client with too many open tasks has lost these tasks, so end them first."""
+    """Return a task for the client. If the server refuses it with Busy, end the client's open tasks and try again,
+    because a client with too many open tasks has lost them."""
     try:
         return server.dispatch(client, speed, format=format)  # type: ignore[arg-type]  # dispatch checks it
     except errors.Busy:
@@ -422,8 +425,8 @@ def _view(array: torch.Tensor) -> memoryview:
 
 
 def _layout(cut: PartList, servers: Sequence[Server]) -> Plain:
-    """Return the content of ``/parts``. ``parts`` has each part's arrays in order: name, offset in the whole vector,
-    shape. ``tied`` maps each further name of a tied array to its first name."""
+    """Return the content of ``/parts``. Its item ``parts`` has each part's parameters in order: name, offset in the
+    whole model's vector, and shape. ``tied`` maps each further name of a tied parameter to its first name."""
     whole = {entry.name: entry.offset for entry in cut.layout.entries if entry.role == "parameter"}
     parts = [
         [[entry.name, whole[entry.name], list(entry.shape)] for entry in part.layout.entries if entry.name in whole]
@@ -436,7 +439,7 @@ def _layout(cut: PartList, servers: Sequence[Server]) -> Plain:
 
 def _client(request: Request, server: Server) -> int | str:
     name = str(request.path_params["client"])
-    # Starlette replaces bytes that are not UTF-8 by this character. Two such clients would get the same name.
+    # Starlette replaces bytes that are not UTF-8 by this character. So two different clients could get the same name.
     if "\ufffd" in name:
         raise Refused(400, "client: expected UTF-8")
     return int(name) if server.num_clients is not None and _is_whole(name) else name

@@ -23,7 +23,7 @@ from fastagg.errors import ConfigError
 from fastagg.model.parts import PartList
 from fastagg.server.server import Server
 
-# The arguments of presets that are set to the number of workers.
+# The arguments of presets that by default are the number of workers.
 _WORKERS = ("num_clients", "num_workers", "workers", "clients_per_round")
 _log = logging.getLogger("fastagg.serve")
 
@@ -33,7 +33,7 @@ def serve(
     port: int, tokens: Path | None, certificate: Path | None, key: Path | None, by_part: bool, limits: Plain,
     checkpoint_every: int = EVERY,
 ) -> None:  # fmt: skip
-    """Serve until SIGTERM or Ctrl-C, and then end within 3 seconds. ``fastagg serve --help`` explains the arguments.
+    """Serve until SIGTERM or Ctrl-C. Requests then have 3 seconds to end. ``fastagg serve --help`` has the arguments.
 
     Raises:
         MissingDependency: a package of the extra ``serve`` is not installed.
@@ -80,8 +80,8 @@ def serve(
 
 
 def connections_for(parts: int) -> int:
-    """Return the number of connections for which the process may open enough files, at most 512. A connection may need
-    a second file for its update. The limit of open files is raised as far as the system allows."""
+    """Raise the limit of open files as far as the system allows. Return the number of connections, 16 to 512, for which
+    the limit is enough. A connection may need a second file, for its update."""
     limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # some systems refuse to raise the limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
@@ -92,8 +92,8 @@ def connections_for(parts: int) -> int:
 def read(path: Path, count: int, by_part: bool = False, tied: Any = None, buffers: Any = None) -> PartList:
     """Return the parts of a model in a safetensors file, or in several files of an index.
 
-    The second names of tied parameters come from the file (``safetensors.torch.save_model``) or from ``tied``. Equal
-    arrays that are not declared as tied cause a warning.
+    The second names of tied parameters come from the file (``safetensors.torch.save_model``) and from ``tied``. If
+    ``tied`` is None, equal arrays cause a warning. ``by_part`` and ``buffers`` are those of :func:`fastagg.parts`.
 
     Raises:
         ConfigError: the file cannot be read, or has fewer tensors than parts.
@@ -122,7 +122,7 @@ def read(path: Path, count: int, by_part: bool = False, tied: Any = None, buffer
 
 
 def equal(arrays: Mapping[str, torch.Tensor]) -> list[list[str]]:
-    """Return pairs of names of arrays with equal numbers. Arrays whose numbers are all the same are left out."""
+    """Return pairs of names of floating-point arrays with equal numbers. Arrays that repeat one number are left out."""
     seen: defaultdict[tuple[object, ...], list[str]] = defaultdict(list)
     pairs = []
     for name, array in arrays.items():
@@ -140,7 +140,8 @@ def equal(arrays: Mapping[str, torch.Tensor]) -> list[list[str]]:
 def opened(
     cut: PartList, rule: str, settings: Mapping[str, object], workers: int, folder: Path, every: int = EVERY
 ) -> list[Server]:
-    """Open the folder of each part's server, ``part-0`` and so on. A server with a new folder begins with the model.
+    """Open the folders of the parts' servers, ``part-0`` and so on. A server with a new folder begins with the model.
+    ``every``: as ``checkpoint_every`` in :func:`fastagg.open`.
 
     Raises:
         ConfigError: the folder has another number of parts, or the rule or a setting is refused.
@@ -162,7 +163,7 @@ def opened(
 
 
 def maker(rule: str, settings: Mapping[str, object], workers: int) -> Callable[[Any], Server]:
-    """Return a function that makes a part's server: a preset with its settings, and limits for this many workers.
+    """Return a function that makes a part's server: the preset ``rule`` with ``settings``, and defaults for limits.
 
     Raises:
         ConfigError: there is no such rule.

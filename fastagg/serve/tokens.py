@@ -1,4 +1,4 @@
-"""Reads a file of tokens and checks the tokens of requests. A token is for one client, or for all clients."""
+"""Reads a file of tokens, and checks the tokens of requests. A token allows one client, or all clients and /metrics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Tokens:
             raise ConfigError(f"tokens: {path} has no token; write a line such as: ann {'x' * SHORTEST}")
 
     def allow(self, authorization: str, client: str | None) -> bool:
-        """Return whether a request with this header may act for ``client``. None: whether its token is in the file."""
+        """Return whether a request with this Authorization header may act for ``client``. ``client`` None: return
+        whether the header's token is in the file."""
         names = self._names.get(_digest(_token(authorization)), set())
         return bool(names if client is None else names & {client, OPERATOR})
 

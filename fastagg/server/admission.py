@@ -1,7 +1,6 @@
-"""Reads and checks the updates that the engine does not read itself, for example encoded updates, models and sums.
-
-Nothing in this module changes a server. The server, leaves and the integration for Ray call it.
-"""
+"""Checks updates that the compiled engine cannot read itself, and converts them to the engine's form. These are for
+example encoded updates, trained models and leaves' sums. This module changes no server. Server, leaves and the
+integration for Ray call it."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ from fastagg.storage import staging
 from fastagg.storage.encoded import Encoded
 from fastagg.storage.pieces import Pieces, checked
 
-_HEAVIEST = 1e30  # the largest weight in a mean for which fp32 sums and inverse weights stay finite
-# The engine's own message, which names no array because the engine does not know the names.
+_HEAVIEST = 1e30  # the largest weight of an update. fp32 sums of such weights, and their inverses, stay finite.
+# The engine's message. The engine does not know the names of arrays.
 _NOT_FINITE = "update: NaN or infinity"
 
 
@@ -35,10 +34,10 @@ class Admission:
 
     def __init__(self, parts: ServerParts, running: Runtime) -> None:
         self.parts, self.running = parts, running
-        self.logs = False  # whether the server has a log, which needs a copy of each update in host memory
+        self.logs = False  # whether the server has a log. The log needs a copy of each update in host memory.
 
     def refuse_other_kind(self, kind: object) -> None:
-        """Refuse an update of another kind than the server's. ``kind``: the kind that the sender states, or None."""
+        """Refuse an update if its sender states another kind than the server's. ``kind``: the stated kind, or None."""
         own = self.parts.direction.kind
         if isinstance(kind, str) and kind != own:
             raise ConfigError(
@@ -47,7 +46,7 @@ class Admission:
             )
 
     def parse(self, update: Arrays, kind: object) -> ParsedUpdate:
-        """Divide an update into its parts. ``kind``: the kind that the sender states, or None."""
+        """Divide an update into parameters, buffers and counters. ``kind``: the sender's stated kind, or None."""
         layout, own = self.parts.layout, self.parts.direction.kind
         if type(update) is torch.Tensor and kind is None:
             return layout.parse(update)
@@ -58,7 +57,7 @@ class Admission:
         return layout.parse(update)
 
     def of(self, parsed: ParsedUpdate, control: object = None, extra: object = None) -> Native:
-        """Return an update in the engine's form."""
+        """Return an update in the engine's form. ``control``, ``extra``: as in :meth:`fastagg.Server.receive`."""
         parts = self.parts
         refuse_non_finite_buffers(parsed)
         looked_at = self.running.extension.always or parsed.buffers is not None or parsed.counters is not None
@@ -87,7 +86,7 @@ class Admission:
         return answer
 
     def read(self, answer: Answer) -> Answer:
-        """Return the answer with its update in the engine's form and its number of samples as a plain number."""
+        """Return an answer with the update in the engine's form, and the number of samples as a float or None."""
         if answer.kind == "partial":
             self.check_sum(answer.update)
             numbers = self.of_sum(answer.update)
@@ -103,12 +102,13 @@ class Admission:
         )  # fmt: skip
 
     def check(self, answer: Answer) -> None:
-        """Check everything in an answer except the numbers of the update's parameters."""
+        """Check everything in an answer except the values of the update's parameters."""
         share(answer.num_samples, self.parts.settings["weighting"])
         refuse_non_finite_buffers(self.parts.layout.parse(answer.update))
 
     def of_model(self, answer: Answer) -> Native:
-        """Return the update of an answer that is a trained model, or a delta whose norm is not needed."""
+        """Return an answer's update in the engine's form. The answer has a trained model, or a delta whose norm is not
+        needed (``Answer.measures``)."""
         layout, task, trained = self.parts.layout, answer.sent, answer.update
         is_difference, is_encoded = answer.kind != "model", isinstance(trained, Encoded)
         self.refuse_other_kind(answer.kind if is_difference else "delta")
@@ -117,7 +117,8 @@ class Admission:
             if self.parts.on_host and layout.all_fp32:
                 if task.flat.numel() != layout.size:
                     raise ShapeMismatch(_checks.wrong("task", "a task of this server", task))
-                # If no update may have the model's type (DTypeMismatch), the difference is computed in fp32 below.
+                # A model in a type that no update may have, such as fp64, raises DTypeMismatch here. Its difference is
+                # computed below.
                 with contextlib.suppress(DTypeMismatch):
                     numbers = self.of(layout.parse(trained, "trained model"), answer.control, answer.extra)
                     numbers.less(task)
@@ -135,7 +136,7 @@ class Admission:
         return answer
 
     def check_sum(self, partial: Partial) -> None:
-        """Check everything in a leaf's sum except the sum's numbers."""
+        """Check everything in a leaf's sum except the values of ``total``. Also refuse a rule that takes no sums."""
         settings, extension = self.parts.settings, self.running.extension
         check_partial(partial, settings["weighting"])
         adds_up = self.parts.direction.buffered and not extension.state.asks and not settings["deterministic"]
@@ -147,7 +148,7 @@ class Admission:
 
 
 def check_partial(partial: Partial, weighting: str) -> None:
-    """Check everything in a leaf's sum except the numbers of ``total``."""
+    """Check everything in a leaf's sum except the values of ``total``."""
     if not isinstance(partial, Partial):
         raise ConfigError(_checks.wrong("partial", "what a fastagg.Leaf's take() returned", partial))
     _checks.whole("updates", partial.updates, least=1, most=2**31 - 1)
@@ -163,7 +164,8 @@ def check_partial(partial: Partial, weighting: str) -> None:
 
 
 def samples(stated: Any, weighting: str) -> float | None:
-    """Return a client's number of samples as a plain number. A pair (tokens, steps) becomes tokens*tokens/steps."""
+    """Return a client's number of samples as a float, or None if ``stated`` is None. A pair (tokens, steps) becomes
+    tokens*tokens/steps. ConfigError: the number is negative, or neither 0 nor in 1e-30..1e30."""
     if stated is None:
         return None
     if isinstance(stated, (tuple, list)):
@@ -178,7 +180,7 @@ def samples(stated: Any, weighting: str) -> float | None:
 
 
 def share(num_samples: Samples | None, weighting: str) -> float:
-    """Return a client's weight in a mean."""
+    """Return a client's weight in a mean: 1 with ``weighting="uniform"``, otherwise its number of samples."""
     number = samples(num_samples, weighting)
     if weighting == "uniform":
         return 1.0
@@ -191,7 +193,8 @@ def share(num_samples: Samples | None, weighting: str) -> float:
 
 
 def named(error: NonFiniteUpdate, layout: Layout, update: object) -> NonFiniteUpdate:
-    """Return the error of an update that is not finite, with the name of the first bad array in its message."""
+    """Return an error whose message names the update's first bad array, if ``error`` is the engine's. Otherwise, and if
+    the update cannot be parsed, return ``error``."""
     if str(error) != _NOT_FINITE:
         return error
     try:
@@ -201,7 +204,7 @@ def named(error: NonFiniteUpdate, layout: Layout, update: object) -> NonFiniteUp
 
 
 def non_finite(layout: Layout, parsed: ParsedUpdate) -> NonFiniteUpdate:
-    """Return an error that names the first array of ``parsed`` that is not finite."""
+    """Return an error that names the first parameter of ``parsed`` that is not finite."""
     where = _culprits(layout, parsed.parameters)
     return NonFiniteUpdate(f"update: NaN or infinity in {where}; nothing has changed: lower the client's learning rate")
 
@@ -221,7 +224,8 @@ def checked_control(layout: Layout, control: object) -> Pieces:
 
 
 def checked_extra(takes: Mapping[str, int], extra: object) -> Tensor:
-    """Return the numbers that a client sends besides an update as one fp32 vector, in the order of ``takes``."""
+    """Return the vectors that a client sends besides an update, joined to one fp32 vector in the order of ``takes``.
+    ``takes``: name -> the number of elements. ``extra``: name -> the vector."""
     if not isinstance(extra, Mapping) or extra.keys() != takes.keys():
         names = f"a dict with {', '.join(map(repr, takes))}" if takes else "nothing: this server's rule takes none"
         raise ConfigError(_checks.wrong("extra", names, extra))
@@ -244,7 +248,7 @@ def _culprits(layout: Layout, pieces: Pieces) -> str:
     if names == [""] or len(pieces.owners) != len(names):
         return "the flat vector"
     bad = [n for n, piece in zip(names, pieces.owners, strict=True) if not ops.inspect(piece).finite]
-    if not bad:  # the sender has overwritten the bad number in the meantime
+    if not bad:  # another thread has overwritten the bad number in the meantime
         return "it"
     return f"{bad[0]!r}" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
 

@@ -1,4 +1,4 @@
-"""An answer to a task, in the form in which adapters and :meth:`fastagg.Server.receive_many` pass it to a server."""
+"""An answer to a task, as adapters and callers of :meth:`fastagg.Server.receive_many` pass it to a server."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Answer(NamedTuple):
         client, update, version, num_samples, task, offset, incarnation: as in :meth:`fastagg.Server.receive`.
         kind: the kind of ``update``: ``delta``, ``gradient``, ``model`` (a trained model) or ``partial`` (a leaf's sum,
             :class:`fastagg.Partial`). None: the sender does not state whether it is a delta or a gradient.
-        sent: the task from which a ``model`` was trained.
+        sent: the task from which a ``model`` was trained. For other kinds it has no effect.
         control, extra: as in :meth:`fastagg.Server.receive`.
-        measures: whether the receipt of a delta must have the delta's norm. If False, the delta is added as fast as a
-            model.
-        still: as in :meth:`fastagg.Server.receive`. A trained model is then added to the sum in place, too.
+        measures: whether the receipt of a delta must have the delta's norm. If False, the server may leave out the
+            norm, as in :meth:`fastagg.Server.receive_model`, to save a pass over memory.
+        still: as in :meth:`fastagg.Server.receive`. If True, a trained model, too, may be added to the sum in place.
     """
 
     client: Client
@@ -41,7 +41,8 @@ class Answer(NamedTuple):
 
     @classmethod
     def to(cls, task: Dispatch, update: Any, num_samples: Samples | None = None, **more: Any) -> Answer:
-        """Return the answer to ``task``. The answer counts once. By default ``update`` is the trained model.
+        """Return an answer to ``task``. However often it is received, it counts once. By default ``update`` is the
+        trained model. ``more``: further fields, such as ``kind="delta"``.
 
         Raises:
             ConfigError: ``task`` is not a task of a server.

@@ -1,5 +1,5 @@
-"""Writes and reads a server's checkpoints in torch's file format. A checkpoint is written completely or not at all, and
-is checked before it is used. The server, its loading, and adapters call this module."""
+"""Writes and reads a server's checkpoint files in torch's file format. A file is written completely or not at all, and
+is checked before its state is used. Server, loading.py, fastagg/durable and adapters call this module."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fastagg.model import Layout
 from fastagg.storage import files
 
 FORMAT = 1
-# The bytes that the server and an adapter together allocate for each client in advance.
+# The bytes that the server and an adapter together allocate for each client when they load a state.
 _BYTES_PER_CLIENT = 32
-_ALWAYS = 64 << 20  # a state may claim this many bytes of memory, even if its file is small
+_ALWAYS = 64 << 20  # a state may claim this many bytes for its clients, even if its tensors are small
 
 
 def mapped(value: Tree, change: Callable[[Any], Any]) -> Tree:
-    """Return nested dicts, lists and tuples in which every other value is replaced by ``change(value)``."""
+    """Return a copy of nested dicts, lists and tuples, in which ``change(value)`` replaces each other value."""
     if isinstance(value, dict):
         return {key: mapped(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -41,7 +41,7 @@ def cloned(value: Tree) -> Tree:
 
 
 def on_device(value: Tree, device: torch.device) -> Tree:
-    """Move every tensor to ``device``. A tensor that occurs twice stays one tensor."""
+    """Return a copy in which every tensor is on ``device``. A tensor that occurs twice is copied once."""
     moved: dict[object, Tensor] = {}
 
     def move(leaf: Any) -> Any:
@@ -56,7 +56,7 @@ def on_device(value: Tree, device: torch.device) -> Tree:
 
 
 def plain(value: Tree) -> Tree:
-    """Return settings with Python's numbers in place of NumPy's scalars, which :func:`read` would refuse."""
+    """Return settings with Python's numbers in place of NumPy's scalars. :func:`read` would refuse NumPy's scalars."""
     return mapped(value, lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf)
 
 
@@ -69,7 +69,7 @@ def open_tasks(state: State) -> list[tuple[int | str, int]]:
 
 
 def check(state: object, config: Plain, layout: Layout, moments: set[str] | None) -> None:
-    """Check that ``state`` can be loaded into a server with this configuration and layout.
+    """Check that ``state`` can be loaded into a server with this configuration and layout. Otherwise CheckpointError.
 
     Args:
         moments: the names of the optimizer's vectors. None: a user's own optimizer, whose vectors may have any names.
@@ -112,7 +112,7 @@ def check(state: object, config: Plain, layout: Layout, moments: set[str] | None
 
 
 def check_claims(state: State, config: Plain, layout: Layout) -> None:
-    """Check the sizes that a state claims, before memory of these sizes is allocated."""
+    """Check the sizes that a state claims, before a server allocates memory of these sizes."""
     held: dict[int, int] = {}
     for name, tensor in _tensors("", state):
         storage = tensor.untyped_storage()
@@ -125,8 +125,8 @@ def check_claims(state: State, config: Plain, layout: Layout) -> None:
         if not isinstance(vector, Tensor) or vector.numel() != size:
             raise CheckpointError(f"the checkpoint is damaged: {name} are not the {size} numbers of its layout")
     direction = config["direction"]
-    # With rows, `size` counts as a claim, too: CA2FL has `min(size, num_clients)` spare rows, and allocates a place for
-    # each of a step's `size` updates.
+    # A direction with rows also allocates memory for `size`: CA2FL has `min(size, num_clients)` spare rows, and a place
+    # for each of a step's `size` updates.
     rows = direction.get("num_clients")
     claims = [config.get("num_clients"), rows, direction.get("size") if rows is not None else None]
     clients = max((count for count in claims if isinstance(count, int)), default=0)
@@ -150,9 +150,10 @@ def _bits(moments: set[str]) -> str:
 
 
 def write(state: State, path: Path) -> None:
-    """Write ``state`` to a file beside ``path``, sync it to the disk, then rename it to ``path`` in one step.
+    """Write ``state`` to a new file in the same folder, sync the file to the disk, then rename it to ``path``.
 
-    An existing file keeps its mode. If ``path`` is a symbolic link, the file that it points to is replaced."""
+    The new file has the permissions of an existing file at ``path``. If ``path`` is a symbolic link, the file to which
+    it points is replaced."""
     path = path.resolve()
     if not path.parent.is_dir():
         raise CheckpointError(f"{path}: the checkpoint could not be written: create the folder {path.parent} first")
@@ -169,7 +170,7 @@ def write(state: State, path: Path) -> None:
 
 
 def _mode(path: Path) -> int | None:
-    """Return the mode of the file at ``path``. None: there is no file, so the system chooses the new one's mode."""
+    """Return the permissions of the file at ``path``. None: there is no file, and a new file gets the system's."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -182,14 +183,13 @@ def _mode(path: Path) -> int | None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    # Torch reports an error of the file system as an error about positions in its archive. The real error is its
-    # context.
+    # Torch reports a file system's OSError as a RuntimeError about positions in the archive, and keeps it as context.
     said = error.__context__
     return said if isinstance(error, RuntimeError) and isinstance(said, OSError) else error
 
 
 def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
-    """Refuse an archive with compressed or overlapping members, because these could be larger than the file."""
+    """Refuse an archive with compressed or overlapping members, because their contents could exceed the file's size."""
     end = 0
     for member in sorted(members, key=lambda member: member.header_offset):
         packed = member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size
@@ -203,7 +203,7 @@ def _check_members(members: list[zipfile.ZipInfo], path: Path) -> None:
 _REFUSALS: dict[type[Exception], str] = {
     FileNotFoundError: "no such checkpoint; server.save({!r}) writes one",
     IsADirectoryError: "it is a folder, no file; fastagg.open({!r}, make) opens one",
-    # torch's own message recommends loading the file anyway
+    # torch's own message recommends to load the file without this check
     pickle.UnpicklingError: "refused: it contains other objects than tensors and plain data; expected a file that "
     "server.save(path) wrote",
     zipfile.BadZipFile: "not a whole checkpoint; expected a file that server.save(path) wrote",
@@ -237,6 +237,6 @@ def read(path: Path) -> State:
 
 
 def check_format(state: State, what: object = "the checkpoint") -> None:
-    """Check that this version of fastagg can read ``state``. ``what``: the checkpoint's name in the error."""
+    """Raise OtherFormat if this version of fastagg cannot read ``state``. ``what``: the file's name in the message."""
     if state["format"] != FORMAT:
         raise files.OtherFormat(what, state["format"], FORMAT)

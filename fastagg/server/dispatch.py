@@ -1,4 +1,5 @@
-"""The task that a server sends, and the receipt that it returns for an update. The engine makes both objects."""
+"""The task that a server sends, the receipt that it returns for an update, and a leaf's sum. The compiled engine makes
+tasks and receipts. ``Pace`` computes how many local steps a task asks for."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from fastagg.storage.encoded import Encoded
 
 Client = int | str
 Download = Literal["bf16", "int8"]  # the formats in which a model can be sent
-Samples = float | tuple[float, float]  # a number of samples, or a pair (tokens, steps) with weighting="tokens"
+Samples = float | tuple[float, float]  # the number of samples. With weighting="tokens" also the pair (tokens, steps).
 
 
 class Dispatch(native.Task):
@@ -26,15 +27,17 @@ class Dispatch(native.Task):
 
     Attributes:
         client: the client's id.
-        version: the server version that the client starts from (``s`` in the papers).
+        version: the number of the version that the client starts from (``s`` in the papers).
         id: the task's number, at least 1 and of at most 63 bits. No other task of this server ever has the number, even
             after a restart. An answer that states the id (``task=task.id``) counts once, however often the answer
             comes. None: the id is not known.
-        control: the server's control variate, [d] (FedAC), or :attr:`extra`. Otherwise None. Do not write to it.
+        control: the server's control variate, [d] (FedAC), or :attr:`extra` (a user's own rule). Otherwise None. Do not
+            write to it.
         local_steps: the number of local steps that the client must take. None: the algorithm does not set a number.
         incarnation: the number of the server's incarnation in which this version was made
             (:attr:`fastagg.Server.incarnation`). A restart may lose a version, and new versions then use the same
-            number. If the client sends the incarnation back, the server refuses an answer to a lost version.
+            number. If the client sends the incarnation back, the server refuses an answer to a lost version. None: the
+            incarnation is not known.
         flat: the trainable parameters as one vector [d], shared with the server, fp32 or of the server's
             ``model_dtype``. Do not write to it.
 
@@ -76,14 +79,14 @@ class Dispatch(native.Task):
 
     @property
     def encoded(self) -> Encoded | None:
-        """The parameters in the ``format`` of the dispatch. Decoded, they are the model of the task. None: the dispatch
-        had no format."""
+        """The parameters, encoded in the ``format`` of the dispatch. Decoded, they equal :attr:`flat`. None: the
+        dispatch had no format."""
         return None if self._encoded is None else Encoded(self._encoded)
 
     @property
     def extra(self) -> dict[str, Tensor]:
-        """The vectors that a user's own rule sends with the model (:meth:`fastagg.Direction.send`). Do not write to
-        them."""
+        """The vectors that a user's own rule sends with the model (:meth:`fastagg.Direction.send`), by name. Empty for
+        other rules. Do not write to the vectors."""
         return self.control if isinstance(self.control, dict) else {}
 
     @property
@@ -99,9 +102,8 @@ class Dispatch(native.Task):
         """The model in the form of the server's ``params``: a dict for ``module.load_state_dict`` (with buffers),
         a list of arrays, or a flat array. The arrays are torch's, or NumPy's if the server's ``params`` were NumPy's.
 
-        The arrays are copied at the first use. You may write to them, or pass them to
-        ``load_state_dict(..., assign=True)``.
-        """
+        The first use of this property copies the arrays. You may write to them, or pass them to
+        ``load_state_dict(..., assign=True)``."""
         if self._params is None:
             self._params = self._layout.as_given(self._layout.copies(*self.model), writable=True)
         return self._params
@@ -110,19 +112,17 @@ class Dispatch(native.Task):
     def views(self) -> Arrays:
         """The arrays of :attr:`params` without a copy. They share the server's memory, so do not write to them.
 
-        Use them to read the model, or to send it at once. They do not change, even if the server takes a step.
-        """
+        Use these arrays to read or send the model. They do not change, even if the server makes a step."""
         if self._views is None:
             self._views = self._layout.as_given(self._layout.views(*self.model))
         return self._views
 
     def share(self, other: Dispatch) -> None:
-        """Use the :attr:`views` of another task of the same version. Making new views costs three calls for each
-        array."""
+        """Use the :attr:`views` of ``other``, a task of the same version. This saves the time to make new views."""
         self._views = other.views
 
     def for_client(self, client: Client, local_steps: int | None, id: int | None = None) -> Dispatch:
-        """Return a task of another client with the same model. ``id``: the new task's id."""
+        """Return a task of another client with the same model. ``id``: the new task's id. None: the id is not known."""
         return Dispatch(
             client, self.version, local_steps, self.control, self._layout, self.model, self.incarnation, id,
             self.encoded,
@@ -143,10 +143,10 @@ class Dispatch(native.Task):
         return self._layout.difference(trained, self.flat)
 
     def state_dict(self) -> State:
-        """Return the task as plain data and tensors, for a checkpoint of the program that drives the clients.
+        """Return the task as plain data and tensors, for a checkpoint of a program that simulates clients.
 
-        The tensors share the server's memory. So one ``torch.save`` of tasks and server writes each version once.
-        """
+        The tensors share the server's memory. So if one ``torch.save`` writes tasks and the server's state, it writes
+        each version once."""
         return {
             "client": self.client,
             "version": self.version,
@@ -171,10 +171,11 @@ class Dispatch(native.Task):
     def from_difference(self, difference: Arrays) -> Arrays:
         """Return the update for ``receive``, if a framework sends *every* array as a difference from ``params``.
 
-        Differences of parameters stay. Buffers become the client's values again, in the buffers' own types.
+        Parameters stay differences. Buffers become the client's values again, in the buffers' own types.
 
         Args:
-            difference: the trained model minus ``params``, in the form of ``params``. All buffers may be left out.
+            difference: the trained model minus ``params``, in the form of ``params``. All buffers may be left out
+                together.
 
         Raises:
             ShapeMismatch, DTypeMismatch: ``difference`` does not fit this model.
@@ -186,8 +187,9 @@ _FASTEST = 10.0  # a speed above this multiple of the median counts as if it wer
 
 
 class Pace:
-    """Computes the number of a client's local steps from the client's speed: ``H_i = floor(H*v_i/v_max)``, in 1..H.
-    ``v_max`` is the largest speed, but at most ten times the median, so that one false speed has little effect.
+    """Computes a client's number of local steps: ``H_i = floor(H*v_i/v_max)``, in 1..H, where v_i is the client's
+    speed. ``v_max`` is the largest speed, but at most ten times the median, so that one false speed has little effect.
+    The server uses this class if it has the setting ``fastest_steps``.
 
     Args:
         fastest: H, the number of steps of the fastest client.
@@ -196,13 +198,14 @@ class Pace:
 
     def __init__(self, fastest: int, lease: float | None) -> None:
         self.fastest, self.lease = fastest, math.inf if lease is None else lease
-        # Client -> its speed in local steps a second, and the time of the report. A report counts once the client's
-        # task has been sent. Until a first report counts, the speed here is 0.
+        # Client -> the client's speed in local steps a second, and the time of the report. A report is stored here when
+        # the client's task has been sent. Before that, a new client's speed is 0, which means: unknown.
         self.speeds: dict[Client, tuple[float, float]] = {}
 
     def said(self, client: Client, speed: float | None) -> tuple[float, float]:
-        """Return the client's speed and the time of its report: the new ``speed``, or, if this is None, the last one. A
-        new speed gets a place in ``speeds``. The caller stores the speed there once the task has been sent."""
+        """Return the client's speed and the time of its report. ``speed``: the newly reported speed. None: the last
+        reported speed counts. With a new speed, ``speeds`` gets an entry for the client. The caller stores the speed in
+        this entry when the task has been sent. Also remove other clients' entries that are too old or unknown."""
         now = time.monotonic()
         for other, (rate, when) in list(self.speeds.items()):
             if other != client and (not rate or now - when > self.lease):
@@ -213,7 +216,7 @@ class Pace:
         return speed, now
 
     def steps(self, client: Client, speed: tuple[float, float]) -> int:
-        """Return how many local steps a client of this speed should take."""
+        """Return how many local steps a client should take. ``speed``: the result of :meth:`said`."""
         if not speed[0]:
             return self.fastest
         others = (rate for other, (rate, _) in list(self.speeds.items()) if other != client and rate)
@@ -231,17 +234,18 @@ class Receipt(native.Receipt):
     Attributes:
         client: the sender.
         applied: whether the model changed. False while a buffer fills.
-        version: the server version afterwards.
-        delay: tau, the server's version when the update was used, minus the version that it was trained from.
+        version: the server's version after this answer.
+        delay: tau, the server's version when the update arrived, minus the version that the update was trained from.
         step_size: the learning rate of the step, after the staleness policy. None: there was no step.
         update_norm: Euclidean norm of the update before clipping. NaN if a trained model was added without
             computing its difference (``docs/algorithms.md``, the synchronous rules).
-        weight: the staleness policy's weight s(tau).
-        task: the id of the answered task (:attr:`Dispatch.id`). None if there is no task, as at the end of a round, and
-            in copies made by ``pickle``. Comparisons of receipts ignore the id.
-        durable: whether the update is on disk yet. Only receipts of servers of :func:`fastagg.open` have this.
+        weight: the weight s(tau) that the staleness policy gives the update.
+        task: the id of the answered task (:attr:`Dispatch.id`). None: the receipt has no id, as in copies made by
+            ``pickle``. Comparisons of receipts ignore the id.
+        durable: whether the update is on the disk now. Only receipts of servers of :func:`fastagg.open` have this.
         digest: the digest of the server's history up to this answer, as hexadecimal digits (``docs/audit.md``). None:
-            the answer is not on disk yet, or 65,536 records of the log came later (32,768 tasks and their answers).
+            the answer is not on the disk yet, or at least 65,536 records of the log came later (about 32,768 tasks and
+            their answers). Only receipts of servers of :func:`fastagg.open` have this.
 
     Example:
         >>> server = fastagg.ASGD(torch.zeros(2), lr=0.1)
@@ -292,10 +296,10 @@ class Partial(NamedTuple):
     """The result of a leaf: a weighted sum of updates, which the server adds to its buffer's sum.
 
     Attributes:
-        total: ``sum_i n_i * Delta_i``, fp32 [d]. ``n_i`` is 1 or update i's number of samples, by ``weighting``.
+        total: ``sum_i n_i * Delta_i``, fp32 [d]. ``n_i`` is update i's weight by the leaf's ``weighting``.
         updates: the number of updates in the sum.
         weight: ``sum_i n_i``, the weight of the sum in the mean.
-        clients: the clients that sent the updates, each once, if the leaf knows them. Otherwise empty. A rule that
+        clients: the clients that were stated with the updates (:meth:`fastagg.Leaf.fold`), each once. A rule that
             counts clients refuses the sum if one of these clients has already taken part in the step.
     """
 
@@ -306,7 +310,7 @@ class Partial(NamedTuple):
 
 
 def check_task(task: object) -> Dispatch:
-    """Return ``task``. Raise ConfigError if no server dispatched it."""
+    """Return ``task``. Raise ConfigError if it is not a :class:`Dispatch`."""
     if not isinstance(task, Dispatch):
         do = "keep it when you send it: task = server.dispatch(client)"
         raise ConfigError(_checks.wrong("task", "what server.dispatch(client) returned", task, do))

@@ -1,5 +1,5 @@
-"""Builds a server's engine (csrc/engine) from its parts and settings, or from a saved state. The server and the modules
-that write or restore its state call this."""
+"""Builds a server's compiled engine (csrc/engine) from the server's parts and settings, or from a saved state. Also
+returns the state, for checkpoints. Server, watching.py and fastagg/durable call this module."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ServerParts(NamedTuple):
 
     @property
     def on_host(self) -> bool:
-        """Whether kernels run on the processor."""
+        """Whether kernels run on the CPU, not on a GPU."""
         return place(self.device) is CPU
 
     @property
@@ -64,7 +64,8 @@ class ServerParts(NamedTuple):
 
 @dataclass
 class Runtime:
-    """The engine of a running server and the engine's Python part. All objects of a server share one runtime."""
+    """The engine of a running server, and the engine's Python part. All objects that belong to a server share this
+    object, so :meth:`adopt` replaces the state for all of them."""
 
     engine: Native
     extension: Extension
@@ -72,24 +73,24 @@ class Runtime:
     first: weakref.ref[torch.UntypedStorage]  # the memory of the first version, which torch allocated
 
     def adopt(self, fresh: Runtime) -> None:
-        """Continue with the state of ``fresh``, which nobody else uses. The caller holds the lock."""
+        """Continue with the state of ``fresh``, which no other object may use. The caller holds the server's lock."""
         self.engine.adopt(fresh.engine)  # threads that wait for the engine's lock continue with the new state
         self.extension, self.memory, self.first = fresh.extension, fresh.memory, fresh.first
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer with the current learning rate, which the engine owns. Log and checkpoints store this
-        optimizer."""
+        """The optimizer with the current learning rate. The engine owns this rate."""
         held, rate = self.extension.optimizer, self.engine.lr
         return held if held.lr == rate else replace(held, lr=rate)
 
     def follow_rate(self) -> None:
-        """Set the optimizer's learning rate to the engine's, after an operation. A user's own optimizer may read it."""
+        """Set the optimizer's learning rate to the engine's, after the log was executed. A user's own optimizer reads
+        the rate from its object."""
         self.extension.optimizer = self.optimizer
 
 
 def start(parts: ServerParts, flat: Tensor, statistics: Statistics) -> Runtime:
-    """Return the runtime of a new server with this model. The engine owns ``flat`` from now on."""
+    """Return the runtime of a new server. ``flat``: the model, [d]. From now on the engine owns its memory."""
     settings, layout, direction, optimizer = parts.settings, parts.layout, parts.direction, parts.optimizer
     seed = settings["seed"]
     if parts.on_host:
@@ -134,7 +135,7 @@ def start(parts: ServerParts, flat: Tensor, statistics: Statistics) -> Runtime:
 
 
 def _participation(direction: Direction, settings: ServerSettings) -> Native:
-    """Return the limits on how often a client may take part, from the rule, the settings and the promised privacy."""
+    """Return the limits on how often a client may take part, from ``answers_per_step`` and the rule's ``privacy``."""
     privacy = getattr(direction, "privacy", None)
     private = {} if privacy is None else {
         "separation": privacy.min_separation, "total": privacy.max_participations or MOST,
@@ -143,8 +144,8 @@ def _participation(direction: Direction, settings: ServerSettings) -> Native:
 
 
 def limit(engine: Native, settings: ServerSettings | None) -> None:
-    """Set the limits of tasks. All leases and the time of the round begin anew. Without ``settings`` there are no
-    limits."""
+    """Set the limits of tasks: ``lease``, ``max_delay``, ``max_open_per_client`` and ``max_clients``. All leases, and
+    the grace period of a round, begin again. ``settings``: the server's settings. None: there are no limits."""
     limits: Plain = dict(settings or {})
     lease, names = limits.get("lease"), ("max_delay", "max_open_per_client", "max_clients")
     delay, per_client, clients = (MOST if limits.get(name) is None else limits[name] for name in names)
@@ -154,7 +155,7 @@ def limit(engine: Native, settings: ServerSettings | None) -> None:
 
 
 def new_incarnation() -> int:
-    """Return a random number that identifies an incarnation. No other incarnation of any server has this number."""
+    """Return a random number of 63 bits, which identifies an incarnation."""
     return int.from_bytes(os.urandom(8), "big") >> 1  # 63 bits, so that the number fits into a signed 64-bit integer
 
 
@@ -162,7 +163,7 @@ def new_incarnation() -> int:
 
 
 def config(parts: ServerParts, running: Runtime) -> Plain:
-    """Return all settings of a server as plain data."""
+    """Return a server's direction, optimizer, policy and settings as plain data."""
     rules = {"direction": parts.direction, "optimizer": running.optimizer, "staleness": parts.staleness}
     settings = {key: value for key, value in parts.settings.items() if RULES[key].kept}
     described = {key: registry.describe(part) for key, part in rules.items()}
@@ -178,10 +179,10 @@ def whole(parts: ServerParts, running: Runtime, *, rows: bool = True) -> State:
 
 
 def state_of(running: Runtime, *, rows: bool = True) -> State:
-    """Return the state as plain data and tensors. Some tensors are shared. The caller holds the lock.
+    """Return the state as plain data and tensors. Some tensors are shared. The caller holds the server's lock.
 
     Args:
-        rows: whether to include the rows of a client cache. A caller that copies the rows one by one passes False.
+        rows: whether to include the rows of a client cache. A snapshot copies the rows one by one, and passes False.
     """
     engine, extension = running.engine, running.extension
     tasks = as_tensors(engine.tasks())
@@ -196,7 +197,7 @@ def state_of(running: Runtime, *, rows: bool = True) -> State:
 
 
 def moments_of(running: Runtime) -> dict[str, Tensor]:
-    """Return the optimizer's moments, or the state of a user's own optimizer."""
+    """Return the optimizer's moments by name. For a user's own optimizer, return its state."""
     if running.extension.optimizer.has_own_step:
         return dict(running.extension.own)
     moments: dict[str, Tensor] = running.engine.moments
@@ -206,7 +207,8 @@ def moments_of(running: Runtime) -> dict[str, Tensor]:
 
 
 def checked(parts: ServerParts, running: Runtime, state: State) -> Runtime:
-    """Return a new runtime with ``state``, which :func:`whole` returned. The running server does not change."""
+    """Return a new runtime with ``state``, the result of :func:`whole`. ``running`` does not change. CheckpointError:
+    the state is damaged, or does not fit the server."""
     names = None if running.optimizer.has_own_step else set(moments_of(running))
     checkpoint.check(state, config(parts, running), parts.layout, names)
     checkpoint.check_claims(state, state["config"], parts.layout)
@@ -221,8 +223,8 @@ def checked(parts: ServerParts, running: Runtime, state: State) -> Runtime:
 
 
 def loaded(parts: ServerParts, state: State, like: Statistics) -> Runtime:
-    """Return a new runtime with ``state``, which :func:`state_of` returned. Tensors are copied. ``like``: running
-    statistics of the same server."""
+    """Return a new runtime with ``state``, the result of :func:`state_of`. Tensors are copied. ``like``: statistics of
+    the same model, with the server's setting ``buffers``. CheckpointError: the state is damaged."""
     if state["round"] and not parts.settings["deterministic"]:
         raise CheckpointError("the checkpoint holds updates of a deterministic round; this server has none")
     try:
@@ -259,7 +261,7 @@ def _loaded(parts: ServerParts, state: State, like: Statistics) -> Runtime:
     engine.load_tasks({**tasks, "ids": state["ids"], "offset": state["offset"], "versions": held})
     for first, number in state["lives"]:
         engine.begin_incarnation(int(first), int(number))
-    # Versions that were made after the state was saved are lost. So from the next version on, a new incarnation begins.
+    # Versions after the saved one are lost. New versions get their numbers, and so belong to a new incarnation.
     engine.begin_incarnation(int(state["version"]) + 1, new_incarnation())
     engine.load_waiting([_loaded_waiting(entry, parts, extension.held) for entry in state["round"]])
     engine.measure()
@@ -283,7 +285,7 @@ def _load_moments(running: Runtime, theirs: dict[str, Tensor], device: torch.dev
 
 
 def finite(running: Runtime) -> bool:
-    """Return whether all numbers in the state are finite."""
+    """Return whether all floating-point numbers in the state are finite."""
     engine, extension = running.engine, running.extension
     moments = [moment for moment in moments_of(running).values() if moment.is_floating_point()]
     held = extension.state.finite() and extension.held.finite()
@@ -308,8 +310,7 @@ def nbytes(running: Runtime) -> dict[str, int]:
 
 
 def as_tensors(value: Tree) -> Tree:
-    """Return nested plain data in which NumPy's arrays are replaced by tensors. A checkpoint must not contain objects
-    of other libraries."""
+    """Return nested dicts in which tensors replace NumPy's arrays. :func:`.checkpoint.read` refuses NumPy's arrays."""
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(value)) if value.size else memory.empty(0, dtype=torch.int64)
     if isinstance(value, dict):
@@ -318,7 +319,8 @@ def as_tensors(value: Tree) -> Tree:
 
 
 def reported(parsed: ParsedUpdate, like: Statistics) -> Native:
-    """Return copies of an update's running statistics, in the engine's form. None: the update has no statistics."""
+    """Return copies of an update's buffers and counters, in the engine's form. None: the update has neither. ``like``:
+    the server's statistics."""
     if parsed.buffers is None and parsed.counters is None:
         return None
     values = None if parsed.buffers is None else parsed.buffers.flat(torch.float32)
@@ -327,7 +329,8 @@ def reported(parsed: ParsedUpdate, like: Statistics) -> Native:
 
 
 def _waiting(entry: State, like: Statistics) -> State:
-    """Return the state of an update that waits for the end of a deterministic round, as plain data and tensors."""
+    """Return an update that waits for the end of a deterministic round as plain data and tensors. ``entry``: the update
+    in the engine's form, as a dict that this function changes. ``like``: the server's statistics."""
     statistics = entry.pop("reported")
     values = None if statistics is None else statistics.values
     return {
@@ -337,7 +340,7 @@ def _waiting(entry: State, like: Statistics) -> State:
 
 
 def _loaded_waiting(entry: State, parts: ServerParts, like: Statistics) -> State:
-    """Return the update from the result of :func:`_waiting`, in the engine's form. Tensors are copied."""
+    """Return the update from ``entry``, the result of :func:`_waiting`, in the engine's form. Tensors are copied."""
     update = stored_pieces([piece.clone() for piece in entry["update"]])
     update = (update if parts.on_host else update.plain()).to(parts.device)
     buffers = None if entry["buffers"] is None else Pieces(entry["buffers"])
@@ -352,7 +355,7 @@ def _loaded_waiting(entry: State, parts: ServerParts, like: Statistics) -> State
 
 
 def _folds(parts: ServerParts, extension: Extension) -> bool:
-    """Return whether trained models can be added to the sum without computing their differences first."""
+    """Return whether trained models can be added to a buffer's sum without computing their differences first."""
     direction, settings = parts.direction, parts.settings
     return (
         parts.on_host and not extension.always and direction.buffered and direction.kind == "delta"
@@ -362,8 +365,8 @@ def _folds(parts: ServerParts, extension: Extension) -> bool:
 
 
 def _largest(layout: Layout, flat: Tensor) -> float:
-    """Return the largest magnitude that an element of the model may have. A model with elements beyond the range of the
-    smallest of its types gets no limit."""
+    """Return the largest magnitude that an element of the model may have: the largest number that the types of all
+    parameters can hold. If the model already has a larger element, return 1e39, which limits no element."""
     small = layout.largest < 1e38
     return 1e39 if small and float(flat.abs().max()) > layout.largest else layout.largest
 

@@ -1,8 +1,8 @@
 """The Python part of a step: distances, a user's own rules, and running statistics.
 
-Only the engine calls these methods, with the server's lock held and before anything has changed
-(csrc/bindings/extension.h). A method may raise. It returns the changes that the commit will make. Most servers need
-none of these methods.
+The engine calls these methods with the server's lock held, before it changes the server's state
+(csrc/bindings/extension.h). So a method may raise. A method does not change the state itself: it returns the changes,
+and the engine makes them in its commit. For most servers the engine calls none of these methods.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Moves = list[Move]
 
 
 class ParticipationCounts:
-    """Counts how many updates of each client have taken part in steps."""
+    """Counts how many updates of each client have been used (``Facts``), for rules that need the numbers."""
 
     def __init__(self, times: Mapping[int | str, int] | None = None) -> None:
         self._slots = {client: slot for slot, client in enumerate(times or {})}
@@ -45,7 +45,7 @@ class ParticipationCounts:
         return int(self._times[self._slots[client]]) if client in self._slots else 0
 
     def one_more(self, client: int | str) -> Move:
-        """Return the change that adds one to the client's number. The commit makes this change."""
+        """Return the change that adds one to the client's number, for the engine's commit."""
         slot = self._slots.setdefault(client, len(self._slots))
         if slot == len(self._times):
             self._times = np.concatenate([self._times, np.zeros_like(self._times)])
@@ -59,9 +59,9 @@ class Extension:
     """The Python part of one server's steps.
 
     Attributes:
-        held: the running statistics of the current version.
+        held: the running statistics of the current version, and those of clients since the last step.
         state: the direction's state.
-        always: whether the engine calls :meth:`prepare` for every update.
+        always: whether the engine calls :meth:`prepare` for every update. If False, it never calls :meth:`prepare`.
     """
 
     held = SwapCell[Statistics]()
@@ -78,17 +78,16 @@ class Extension:
         self.needs_base = direction.needs_base or staleness.needs_base
         self.keeps_model = self.needs_base or self.measures
         self.always = self.measures or staleness.looks or state.asks
-        # `takes`: name -> how many numbers clients send under this name besides an update. `taken_part`: how often each
-        # client took part, if a rule needs this.
+        # Name -> the number of elements of the vector that clients send under this name besides an update.
         self.takes = {name: size or layout.size for name, size in {**direction.takes, **staleness.takes}.items()}
         self.taken_part = ParticipationCounts() if direction.counts or staleness.counts else None
         self.sends = isinstance(state, OwnState) and type(direction).send is not Direction.send
-        # whether Python reads the numbers of updates and models. If not, it uses only norms that the engine measured.
+        # Whether `prepare` reads the elements of updates and models. If False, it uses only norms from the engine.
         self.reads_update = not on_host or state.asks or staleness.looks
         self.own = {}
 
     def asks(self) -> Native:
-        """Return which of this object's methods the engine must call."""
+        """Return flags for the methods of this object that the engine must call."""
         return native.engine.Asks(
             prepare=self.always, step=self.optimizer.has_own_step, statistics=self.layout.has_buffers,
             bounds=not self.on_host,
@@ -100,23 +99,24 @@ class Extension:
         return getattr(self.state, "control", None)
 
     def sent(self, client: int | str) -> Tensor | dict[str, Tensor] | None:
-        """Return the vectors that are sent with a client's task besides the model."""
+        """Return the vectors that a client's task has besides the model, by name, or FedAC's control, or None."""
         return self.state.sent(client) if isinstance(self.state, OwnState) else self.control
 
     def weight(self, delay: int) -> float | None:
-        """Return the weight that a user's own policy gives to an update of this delay. None drops the update."""
+        """Return the weight that a user's own policy gives to an update of this delay. None: the update is dropped."""
         return results.weight(self.staleness, "weight", self.staleness.weight(delay))
 
     def rate(self, lr: float, delays: Sequence[int]) -> float:
-        """Return the learning rate of a step, by a user's own rule."""
+        """Return the learning rate of a step by a user's own policy. ``delays``: the delays of the step's updates."""
         return results.number(self.staleness, "rate", self.staleness.rate(lr, delays))
 
     def bounds(self, model: Tensor, moments: dict[str, Tensor]) -> tuple[float, float, float]:
-        """Return bounds on the magnitudes of a version's elements, of its first moments and of its second moments."""
+        """Return upper bounds on the magnitudes of the model's elements, of the first and of the second moments."""
         return largest(model), *bounds_of(moments)
 
     def brought(self, update: list[Tensor], reported: Native | None) -> tuple[Pieces, ParsedUpdate | None]:
-        """Return a replayed answer on the device: the update's pieces, and the parts that the engine does not read."""
+        """Return the update of a replayed answer on the device: its pieces, and the update in the form that Python
+        reads. None: Python does not read the update. ``reported``: the update's statistics."""
         pieces = on_device(staging.upload(Pieces(update), self.device))
         if reported is None:
             return pieces, ParsedUpdate(pieces, None, None) if self.always else None
@@ -125,7 +125,7 @@ class Extension:
         return pieces, ParsedUpdate(pieces, buffers, counters)
 
     def fits(self, values: int, counters: int) -> bool:
-        """Return whether an answer with this many buffer values and counters fits the model. 0 always fits."""
+        """Return whether an answer with so many elements of buffers and of counters fits the model. 0 always fits."""
         own = sum(counter.numel() for counter in self.held.counters)
         return values in (0, self.layout.buffer_size) and counters in (0, own)
 
@@ -136,8 +136,8 @@ class Extension:
 
         Args:
             sent: for each update: its statistics (None: it has none), its share in a mean, and its clipping factor.
-            shares: the weight of each update of the step, by a rule that compares updates.
-            outcome: whether the updates made a step (``step``), were dropped (``drop``) or wait (``keep``).
+            shares: the weight of each update of the step, from a robust rule that compares updates. Otherwise empty.
+            outcome: ``step``: the updates made a step. ``drop``: they were dropped. ``keep``: they wait for a step.
         """
         statistics = self.held
         for answer, share, gain in sent:
@@ -146,7 +146,7 @@ class Extension:
         return None if statistics is self.held else statistics
 
     def _statistics_of(self, answer: Native | ParsedUpdate | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return an answer's running statistics and counters, each as one vector. None where the answer has none."""
+        """Return an answer's buffers and counters, each as one vector. None: the answer has no buffers or counters."""
         if answer is None:
             return None, None
         if isinstance(answer, ParsedUpdate):
@@ -157,20 +157,21 @@ class Extension:
         return answer.values, None if numbers is None else torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
     def step(self, direction: Tensor, x: Tensor, lr: float, round: int) -> tuple[Tensor, Moves]:
-        """Do a step with a user's own optimizer."""
+        """Return the model after a step of a user's own optimizer, and the change of the optimizer's state."""
         optimizer = self.optimizer
         result, state = results.pair(optimizer, "step", optimizer.step(x, direction, dict(self.own), lr, round))
         flat = results.vector(optimizer, "step", result, x.numel(), x.device)
         limit = self.layout.largest
         if not (ops.inspect(flat).norm <= limit or float(flat.abs().max()) <= limit):
             raise UpdateTooLarge(f"step: {type(optimizer).__name__} made the model NaN or infinite in its own type")
-        # `flat` is copied to the server's own memory, because the user's step may have returned one of its arguments.
+        # `flat` may be one of the step's arguments, or the user's memory. So it is copied to the server's memory.
         return memory.empty(x.numel(), x.device).copy_(flat), [(self, "own", state)]
 
     # -- an update -------------------------------------------------------------------------------------------------
 
     def prepare(self, asked: Native) -> Native:
-        """Return Python's results for an update (the norm, the weight and others), in the engine's form."""
+        """Return the results of Python's rules for an update, in the engine's form: its norm, its weight and others.
+        ``asked``: the engine's question, with the update and the versions."""
         extra = self._extra(asked.control)
         findings = native.engine.findings()
         update: Native = asked.update if self.reads_update else None
@@ -196,7 +197,7 @@ class Extension:
         return findings
 
     def _extra(self, sent: Tensor | None) -> Mapping[str, Tensor]:
-        """Return the vectors that a client sent besides an update, by name."""
+        """Check the vectors that a client sent besides an update, and return those of a user's own rule by name."""
         if sent is not None and not self.takes and not self.direction.takes_control:
             raise ConfigError("control: only FedAC takes one, got a control; leave it out")
         size = sum(self.takes.values()) if self.takes else self.layout.size
@@ -213,8 +214,8 @@ class Extension:
     def _measure(
         self, findings: Native, update: Pieces | None, asked: Native, base: Tensor | None
     ) -> tuple[float | None, float]:
-        """Measure the update's norm. Return how far the model has moved since the update's version, and the cosine
-        between this movement and the update. If no rule needs these numbers, return None and 0."""
+        """Store the update's norm in ``findings``. Return the distance of the current model from the update's version,
+        and the cosine between their difference and the update. If no rule needs the two numbers, return None and 0."""
         inner = self.direction.measures
         if self.measures and asked.has_base and self.on_host:
             apart = distances_from(asked.distances(inner))
@@ -257,9 +258,9 @@ class Extension:
 
 
 def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:
-    """Return bounds on the magnitudes of the elements of ``m`` and of ``v``."""
+    """Return upper bounds on the magnitudes of the elements of ``m``, and of ``v`` and ``vhat``."""
     if "units" in moments:
-        # The largest codes are less than these multiples of a block's unit (csrc/math/moments.h).
+        # An 8-bit moment of a block is less than these multiples of the block's unit (csrc/math/moments.h).
         rows = moments["units"].view(2 if "v" in moments else 1, -1)
         units = [float(row.max()) if row.numel() else 0.0 for row in rows]
         return 2.0**17 * units[0], 2.0**33 * units[-1] if "v" in moments else 0.0
@@ -269,6 +270,6 @@ def bounds_of(moments: dict[str, Tensor]) -> tuple[float, float]:
 
 
 def largest(vector: Tensor) -> float:
-    """Return a bound on a vector's magnitudes: the norm, or the largest magnitude if the norm is huge."""
+    """Return an upper bound on the magnitudes of a vector's elements: the norm, or the maximum if the norm is huge."""
     norm = ops.inspect(vector).norm
     return norm if norm < 1e37 else float(vector.abs().max())

@@ -1,4 +1,4 @@
-"""Makes a server from a checkpoint (``fastagg.load``). If the file has any fault, CheckpointError is raised."""
+"""Makes a server from a checkpoint (``fastagg.load``)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def load(
     device: torch.device | str | None = None,
     distill: Distillation | None = None,
 ) -> Server:
-    """Return the server that :meth:`Server.save` wrote to ``path``, ready to continue.
+    """Return the server that :meth:`Server.save` wrote to ``path``. It continues from the saved state.
 
-    The model comes back as a dict, a list or a flat tensor, because a checkpoint does not contain an nn.Module's code.
-    FedEcho's ``distill`` must be given again, with the same unlabelled data, because the checkpoint contains neither
-    the data nor the code. The settings of the new ``distill`` apply from then on.
+    Its model is a dict, a list or a flat tensor, because a checkpoint does not contain an nn.Module's code.
+    ``device``: the device of the state. None: the CPU. ``distill``: only for FedEcho, with the same unlabelled data,
+    because the checkpoint contains neither the data nor code. The settings of this ``distill`` apply from then on.
 
     Raises:
         CheckpointError: there is no checkpoint, the file is damaged or has another format, or the server uses a part
@@ -50,8 +50,8 @@ def server_from(
     distill: Distillation | None = None,
     key: bytes | None = None,
 ) -> Server:
-    """Return a server with ``state`` of :meth:`Server.state_dict`. ``key``: the key of a private server's noise. The
-    rest is as in :func:`load`."""
+    """Return a server with ``state``, the result of :meth:`Server.state_dict`. ``key``: the key of a private server's
+    noise. None: a new key. ``device`` and ``distill`` are those of :func:`load`, and so are the errors."""
     try:
         config, layout = dict(state["config"]), Layout.from_spec(state["layout"])
         checkpoint.check_claims(state, config, layout)

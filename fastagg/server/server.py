@@ -1,4 +1,5 @@
-"""The asynchronous server. It sends models, receives updates and makes steps. A step is one pass over memory."""
+"""The server, :class:`Server`. It sends models, receives updates and makes steps. This module checks and converts the
+arguments. The compiled engine (csrc/engine) keeps the state and makes the steps."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ from fastagg.storage.pieces import Pieces
 
 Outcome = Receipt | FastaggError
 Durability = Literal["none", "step", "arrival"]
-_STALLED = 60.0  # seconds after which a warning says that a step waits for other clients
-_FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}
+_STALLED = 60.0  # seconds of refused clients (TooSoon) after which a warning says that a step waits for other clients
+_FORMATS = {name: place for place, name in enumerate(native.encoding.formats)}  # format -> its code in the engine
 
 
 class ServerLog(Protocol):
-    """The parts of the log of a server's folder that a server uses (fastagg/durable/log.py)."""
+    """The interface of :class:`fastagg.durable.log.Log` that a server uses."""
 
     folder: Path
     durability: Durability
@@ -59,7 +60,7 @@ class ServerLog(Protocol):
 
 
 class RefusalWatch(Protocol):
-    """The observer that a server tells about refused calls (:func:`fastagg.watch`)."""
+    """The interface of the object that a server tells about refused calls (:class:`.watching.ServerWatch`)."""
 
     def refused(self, error: FastaggError) -> None: ...
 
@@ -67,9 +68,9 @@ class RefusalWatch(Protocol):
 class Server:
     """A federated-learning server: a direction, an optimizer and a staleness policy.
 
-    :mod:`fastagg.presets` has the papers' algorithms. All methods may be called from many threads. A nested call in the
-    same thread (from a rule of your own, a finalizer or a signal handler) raises :class:`fastagg.Reentered` if it would
-    change the server.
+    :mod:`fastagg.presets` has the papers' algorithms. All methods may be called from many threads. During a call, a
+    rule of your own, a finalizer or a signal handler may make another call in the same thread. If that call would
+    change the server, it raises :class:`fastagg.Reentered`.
 
     :func:`fastagg.open` makes a server that keeps a log and its state in a folder. A direction, an optimizer or a
     policy may also be plain data, for example from a file: ``staleness={"name": "Polynomial", "a": 0.5}``.
@@ -77,10 +78,10 @@ class Server:
     Args:
         params: the model to start from: an nn.Module, a state_dict, a list of arrays, one 1-D array, or one of
             :func:`fastagg.parts`. The server copies it.
-        direction: the rule that makes a step from updates. By default every update is a step.
+        direction: the rule that makes a step's direction from updates. By default every update makes a step.
         optimizer: the server optimizer. The default is SGD with learning rate 1.
         staleness: the policy by which an update's delay changes a step. By default delays have no effect.
-        settings: the keywords below. Each is also an attribute of the server, read-only.
+        settings: the keywords below. Each is also a read-only attribute of the server.
 
     Keyword Args:
         num_clients: if given, client ids are the integers 0..num_clients-1, and other ids are refused. Otherwise an id
@@ -89,41 +90,42 @@ class Server:
         weighting: the weight of an update in a mean. ``uniform``: 1. ``samples``: the update's ``num_samples``.
             ``tokens``: tokens*tokens/steps, where ``num_samples`` is the pair ``(tokens, steps)`` (Decoupled DiLoCo,
             arXiv 2604.21428).
-        max_samples: for ``weighting="samples"``: a client that states more samples counts as if it had this many. None:
-            there is no limit.
+        max_samples: the largest weight that an update may have. Larger weights count as this one. It has no effect with
+            ``weighting="uniform"``. None: there is no limit.
         buffers: how BatchNorm statistics change: ``mean``, ``weighted``, ``latest``, ``keep``, or a mapping by name.
             ``mean``: the mean of the clients in a step. ``weighted``: a mean with the weights of ``weighting``.
             ``latest``: the latest client's. ``keep``: no change. A mapping gives a mode for each pattern of names:
             ``mean``, ``weighted``, ``max``, ``first`` (the first client's) or ``keep``. Buffers that no pattern matches
-            are averaged. For a state_dict the mapping also says which arrays are buffers:
-            ``{"*.cluster_size": "mean"}``. With ``Robust``, its rule combines buffers, or they do not change.
+            are averaged. For a state_dict or a list the mapping also says which arrays are buffers:
+            ``{"*.cluster_size": "mean"}``. With ``Robust``, the robust rule combines buffers, except with ``keep``.
         tied: groups of arrays that are one parameter, which is stored and stepped once:
             ``[("embed.weight", "head.weight")]``. Arrays are named, or, in a list, numbered from 0. None: a module's
             own tied parameters, or arrays that share their memory.
-        deterministic: whether the result of a round has the same bits for any order of its updates. Only for
-            synchronous rules. If True, the server keeps a round's updates, in their own type, until the round is
-            complete, and then adds them in the order of the clients' ids. This takes memory for all updates of a round.
+        deterministic: whether the result of a round has the same bits in whatever order the round's updates arrive.
+            Only for synchronous rules. If True, the server keeps all updates of a round in memory, in their own types,
+            until the round is complete. Then it adds the updates in the order of the clients' ids.
         answers_per_step: how many answers of a client count in a step. Beyond this number, ``receive`` and ``dispatch``
             raise TooSoon until the step. ``rule``: 1 for rules that are defined over clients (rounds, robust rules,
             ``at_least``), and any number for other rules. None: any number.
-        seed: the seed of all random numbers of the server.
+        seed: the seed of the server's random numbers, except the noise of ``privacy``, which has a random key.
         model_dtype: the type of the model and of every version that is kept or sent. ``bf16`` takes 2 bytes a
             parameter. Steps are still computed in fp32, and moments keep their format. The new model is rounded without
-            bias, so small steps count on average. Only on the CPU, for rules that compare no update with a version.
-            None: fp32, 4 bytes a parameter.
+            bias, so small steps count on average. Only on the CPU, and only for rules that compare no update with a
+            version. None: fp32, 4 bytes a parameter.
         device: the device of the state and of all steps. The default is the CPU, or the CUDA device of the model.
-        lease: seconds after which an unanswered task ends. From then on the answer to it is refused, and versions that
+        lease: seconds after which an unanswered task ends. From then on its answer is refused, and versions that
             only ended tasks hold are freed. A client without open tasks that was sent nothing for this time is
             forgotten (not with ``num_clients``). None: tasks never end. After a restart all leases start again.
-        max_open_per_client: the most open tasks of one client. ``dispatch`` of one more raises Busy. None: no limit.
-        max_clients: the most clients that the server knows. ``dispatch`` to one more raises Busy. None: no limit.
-        max_waiting: the most threads that may wait in ``receive``. In another one it raises Busy. None: no limit.
+        max_open_per_client: a client's most open tasks. ``dispatch`` of a further task raises Busy. None: no limit.
+        max_clients: the most clients that the server knows. ``dispatch`` to another one raises Busy. None: no limit.
+        max_waiting: the most threads that may wait in ``receive``. A further call raises Busy. None: no limit.
         fastest_steps: H, the local steps of the fastest client. A task says how many local steps to take:
             ``max(1, floor(H*v/v_max))`` for a client that takes v steps a second (``dispatch(client, speed=v)``), where
-            v_max is the largest reported speed. A client without a speed takes H. (Async Local-SGD's dynamic local
-            updates, arXiv 2401.09135. Speeds are not in checkpoints.) None: tasks do not depend on speeds.
-        max_delay: the number of later versions after which a task ends, as with ``lease``. None: no limit. (ACED has
-            another setting of this name.)
+            v_max is the largest reported speed, but at most ten times the median. A client without a speed takes H.
+            These are Async Local-SGD's dynamic local updates (arXiv 2401.09135). Checkpoints do not contain speeds.
+            None: tasks do not depend on speeds.
+        max_delay: a task ends, as with ``lease``, when more versions than this have been made since the task's version.
+            None: no limit. ACED has another setting of this name.
 
     Raises:
         ConfigError, ShapeMismatch, DTypeMismatch, NonFiniteUpdate: a setting or the model is refused.
@@ -174,7 +176,7 @@ class Server:
         self._log: ServerLog | None = None
         self._watch: RefusalWatch | None = None
         self._engine = self._running.engine
-        self._stood = -1, 0.0  # the version for which a client last came too soon, and the time of the first such call
+        self._stood = -1, 0.0  # the version at the last TooSoon, and the time of the version's first TooSoon
         self._dispatch, self._receive = self._engine.dispatch, self._engine.receive
         self._receive_many = self._engine.receive_many
         self._admission = Admission(self._parts, self._running)
@@ -207,7 +209,7 @@ class Server:
 
     @property
     def num_clients(self) -> int | None:
-        """n, the number of clients, if client ids are 0..n-1. Otherwise None."""
+        """n, the number of clients, if client ids are 0..n-1. None: ids may be any numbers and texts."""
         return self._parts.num_clients
 
     @property
@@ -217,7 +219,7 @@ class Server:
 
     @property
     def lr(self) -> float:
-        """The optimizer's learning rate. Set it to follow a schedule: the new rate applies from the next step on.
+        """The optimizer's learning rate. A program may set this attribute. A new rate applies from the next step on.
 
         Raises:
             ConfigError: the new value is not a valid learning rate.
@@ -226,7 +228,7 @@ class Server:
 
     @lr.setter
     def lr(self, rate: float) -> None:
-        optimizer = dataclasses.replace(self.optimizer, lr=rate)  # this checks the rate, so the lines below cannot fail
+        optimizer = dataclasses.replace(self.optimizer, lr=rate)  # checks the rate before anything changes
         self._engine.lr = rate
         self._running.extension.optimizer = optimizer
 
@@ -261,7 +263,7 @@ class Server:
             raise _checks.no_attribute(self, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Server:
-        """Return a copy of the server, without a folder."""
+        """Return a copy of the server. The copy has no folder."""
         taken = SavedModel(self._parts.layout, self.state_dict(), self._parts.key)
         settings: Any = {**self._parts.settings, "device": self.device}
         return Server(taken, self.direction, self.optimizer, self.staleness, **settings)
@@ -274,11 +276,12 @@ class Server:
     def dispatch(self, client: Client, speed: float | None = None, *, format: Download | None = None) -> Dispatch:
         """Send the current model to ``client`` (an int or a str).
 
-        If the client has an open task of the current version, it gets this task again. Otherwise the client gets a new
-        task, and its open tasks of older versions stay open.
+        If the client has an open task of the current version, the client gets this task again. Otherwise it gets a new
+        task. In both cases the client's open tasks of older versions stay open.
 
         Args:
-            speed: the client's measured local steps per second, > 0. Needs the setting ``fastest_steps``.
+            speed: the client's measured local steps per second, > 0. Only with the setting ``fastest_steps``. None: the
+                client's last reported speed.
             format: the format of :attr:`Dispatch.encoded`: ``bf16`` or ``int8``, with 2 or 1.016 bytes a parameter. The
                 model is rounded without bias. The random numbers follow from the version and the ``seed``, so all
                 clients of a version get the same rounded model. Deltas are differences from the rounded model. None:
@@ -312,14 +315,14 @@ class Server:
             said = self._pace.said(client, speed)
             task = self._dispatch(client, sent, self._pace.steps(client, said))
             if speed is not None:
-                self._pace.speeds[client] = said  # `said` has made a place for the speed, so this line cannot fail
+                self._pace.speeds[client] = said  # `Pace.said` has added this key, so this line allocates no memory
             return task
         except FastaggError as error:
             self._refused(error)
             raise
 
     def hand_on(self, task: Dispatch, client: Client) -> Dispatch:
-        """Give an open task to another client, too. A relay uses this to serve one task to many clients.
+        """Give the model of an open task to another client, as a new task. A relay uses this to serve many clients.
 
         Raises:
             UnknownClient: the id is refused, or the task's own client is unknown.
@@ -330,7 +333,7 @@ class Server:
             return handed
 
     def forget(self, client: Client, version: int | None = None) -> None:
-        """End the open tasks of a client that will not answer, and free versions that only this client held.
+        """End open tasks of a client that will not answer, and free versions that only these tasks held.
 
         Args:
             client: the client's id.
@@ -346,7 +349,7 @@ class Server:
                 self._pace.speeds.pop(client, None)
 
     def expire(self, before: int | None = None) -> int:
-        """End all tasks whose lease is over or whose version is too old. Each ``dispatch`` also ends a few such tasks.
+        """End all tasks that ``lease`` or ``max_delay`` ends by now. Each ``dispatch`` also ends a few such tasks.
 
         Args:
             before: a version. All tasks of versions below it end, too. None: no further tasks end.
@@ -367,9 +370,9 @@ class Server:
 
     @property
     def incarnation(self) -> int:
-        """A random 63-bit number that identifies this incarnation of the server. Loading a state begins a new
-        incarnation. Versions that were made after that state was saved are then lost, and new versions get the same
-        numbers."""
+        """A random 63-bit number that identifies this incarnation of the server. Loading a state, or opening a folder,
+        begins a new incarnation. Versions that were made after the state was saved are then lost, and new versions get
+        the same numbers."""
         return int(self._engine.incarnations[-1][1])
 
     @property
@@ -377,9 +380,9 @@ class Server:
         """The ``offset`` of the last answer that counted with an offset, or None. Checkpoints and the log store the
         offset, so a consumer of a queue that restarts can continue behind it.
 
-        Offsets only grow. An answer whose offset is not above this one is refused (:class:`fastagg.AlreadyCounted`), so
-        use ``task=`` alone for a queue that delivers out of order. Offsets may leave gaps, so a refused answer needs no
-        further call: the next answer that counts moves the offset past the refused one.
+        Offsets only grow. An answer whose offset is not above this one is refused (:class:`fastagg.AlreadyCounted`).
+        So for a queue that delivers out of order, pass ``task=`` and no offset. Offsets may leave gaps. So a refused
+        answer needs no further call: the next answer that counts moves the offset past the refused answer's.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
@@ -400,13 +403,13 @@ class Server:
         """Return epsilon, an upper bound on the privacy that the steps so far have spent for a client. The extra
         ``fastagg[privacy]`` installs the accountant (dp-accounting, ``get_epsilon_gaussian``).
 
-        The guarantee is (epsilon, ``delta``): even an observer who knows all versions, and the data of all other
-        clients, can hardly tell a client's updates from zeros in their place. Epsilon depends only on the number of
-        steps and on the limits that ``dispatch`` enforces, not on anybody's data. Steps that a crash has lost are not
-        included.
+        The guarantee is (epsilon, ``delta``)-differential privacy. An observer who knows all versions, and the data of
+        all other clients, can hardly tell a client's updates from zeros in their place. Epsilon depends only on the
+        number of steps and on the limits that ``dispatch`` enforces, not on anybody's data. Steps that a crash has lost
+        are not included.
 
         Args:
-            delta: in (0, 1).
+            delta: the probability with which the guarantee may fail, in (0, 1).
 
         Raises:
             ConfigError: the server has no ``privacy``.
@@ -420,7 +423,8 @@ class Server:
 
     @property
     def update_kind(self) -> Kind:
-        """The kind of the clients' updates: ``delta`` (``x_i^K - x_s``) or ``gradient`` (at the model of the task)."""
+        """The kind of the clients' updates. ``delta``: the trained model minus the task's model, ``x_i^K - x_s``.
+        ``gradient``: a gradient at the task's model."""
         return self.direction.kind
 
     def receive(
@@ -440,8 +444,8 @@ class Server:
     ) -> Receipt:
         """Take ``client``'s update, and make a step if the algorithm has enough updates for one.
 
-        A task can be answered once. A refused update changes nothing. The update's memory is read once, so another
-        thread that writes to this memory during the call can only change this update. See also ``still``.
+        A task can be answered once. A refused update changes nothing. If another thread writes to the update's memory
+        during the call, only the numbers of this update can change. See also ``still``.
 
         A server of :func:`fastagg.open` may first wait until the update is on the disk, as its ``durability`` says.
 
@@ -452,20 +456,21 @@ class Server:
                 differences, and may be left out. An :class:`fastagg.Encoded` is an update, too.
             version: the version that the update was trained from. None: the version last dispatched to this client.
             num_samples: the client's number of samples, needed with ``weighting="samples"``. With ``"tokens"`` it is a
-                pair ``(tokens, steps)``, or the weight itself. An answer with 0 has no effect on the model. In a round
-                the answer still takes the client's place. If all answers of a round have 0, the model stays.
+                pair ``(tokens, steps)``, or the weight itself. With these weightings an answer with 0 has no effect on
+                the model. In a round such an answer still counts as one of the round's updates. If all answers of a
+                round have 0, the model does not change.
             control: for FedAC, the change of the client's control variate, ``c_new - c_i``, flat [d].
             extra: the vectors, by name, that a rule of your own takes besides the update (:class:`fastagg.Direction`).
             kind: ``delta`` or ``gradient``, if the sender states it. The wrong kind is refused.
             incarnation: the task's ``incarnation``, if the sender knows it. The server then refuses an answer to a
-                version that a restart has lost, even if the version's number is in use again.
+                version that a restart has lost, even if a new version has the same number. None: this is not checked.
             task: the task's ``id``. The answer then counts for this task only. A second answer to the task is refused,
-                even if the client was sent the same version again in between.
+                even if the client was sent the same version again in between. None: the task is found by ``version``.
             offset: the answer's place in the queue or log that it is read from, 0 or above. The server stores the
-                offset in one record with the update, and :attr:`offset` returns the last one.
-            still: whether nobody writes to the update's memory during the call. If True, the update is read twice, and
-                is neither copied nor added to a second sum. With one to four million parameters this can save a third
-                of the time. The model stays finite even if somebody writes.
+                offset in one record with the update, and :attr:`offset` returns the last offset. None: no offset.
+            still: whether no thread writes to the update's memory during the call. If True, the update is read twice,
+                and is neither copied nor added to a second sum. With one to four million parameters this can save a
+                third of the time. The model stays finite even if a thread does write. False: the update is read once.
 
         Raises:
             UnknownClient: this client was never sent a model.
@@ -477,7 +482,7 @@ class Server:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, UpdateTooLarge: the update is refused.
             ConfigError: ``num_samples`` is missing or negative, or ``kind`` is not this server's.
             NotDurable: the disk cannot be written. Either nothing has changed, or the update is in the model and its
-                record waits for the disk. Then the next acknowledged answer means that this update is on the disk, too.
+                record waits for the disk. In the second case, once a later answer is on the disk, this update is, too.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(2), buffer_size=1)
@@ -509,8 +514,8 @@ class Server:
         return outcome
 
     def _take_all(self, answers: Sequence[Answer]) -> list[Outcome]:
-        """Take answers in order. On a device take one at a time, so that its memory holds only one update at a time."""
-        outcomes: list[Outcome] = []  # the binding fills this list, so no interrupt can lose an outcome
+        """Take answers in order. On a GPU, convert and take one at a time, so that its memory holds one update."""
+        outcomes: list[Outcome] = []  # native code appends each outcome, so an interrupt loses none
         together = len(answers) if self._parts.on_host else 1
         try:
             for begin in range(0, len(answers), together or 1):
@@ -523,7 +528,7 @@ class Server:
             while outcomes and outcomes[-1] is None:
                 outcomes.pop()
             if isinstance(error, MemoryError) and outcomes and len(outcomes) == len(answers):
-                return outcomes  # Python found no memory to raise an error that carries the outcomes
+                return outcomes  # no outcome is missing: memory was missing only for the error with the outcomes
             error.outcomes = outcomes  # type: ignore[attr-defined]
             raise
 
@@ -544,20 +549,21 @@ class Server:
 
         The update is applied when it is complete and checked. ``upload.receipt`` is available then.
 
-        A server of :func:`fastagg.open` writes the chunks to its folder, and reads them when all have arrived. Until
-        then it has one chunk of the update in memory at a time. Any other server collects the chunks in memory.
+        A server of :func:`fastagg.open` writes the chunks of an update of over 256 KiB to its folder, and reads them
+        when all have arrived. Until then one chunk is in memory. Other updates are collected in memory.
 
         Args:
             client, version, num_samples, kind, incarnation, task, offset: as in :meth:`receive`.
-            dtype: the type of the flat update's d numbers: torch's float32 (None), float16 or bfloat16. Bytes are
-                little endian.
-            encoded: the number of bytes, if the chunks are the bytes of :meth:`fastagg.Encoded.to_bytes`.
+            dtype: the type of the flat update's d numbers: torch's float32, float16 or bfloat16. Bytes are little
+                endian. None: float32.
+            encoded: the number of bytes of an encoded update (:meth:`fastagg.Encoded.to_bytes`), if the chunks are
+                parts of one. None: the chunks are parts of a flat update.
 
         Raises:
             ShapeMismatch: the number of bytes is wrong.
             EncodingError: the bytes are no encoded update.
-            Busy: the folder already has a complete copy of this update, which waits for its step.
-            Other errors are those of :meth:`receive`. A missing task is refused before the first chunk.
+            Busy: another upload for the same task is complete, or is being written to.
+            Other errors are those of :meth:`receive`. If there is no such task, this call itself raises the error.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)
@@ -593,16 +599,16 @@ class Server:
     def receive_many(self, answers: Sequence[Answer | Sequence[Any]]) -> list[Outcome]:
         """Receive several answers in one call, one after the other. The results have the same bits as single calls.
 
-        All updates of one step are added in one pass over memory. So with more answers a step, each takes less time.
+        On the CPU, all updates of one step are added in one pass over memory, which takes less time than single calls.
 
         Args:
             answers: a list. Each item is a :class:`fastagg.Answer`, or a tuple of its first fields, ``(client, update,
                 ...)``. ``fastagg.Answer.to(task, trained)`` makes an answer from a trained model.
 
         Returns:
-            For each answer its receipt, or the error that refused it. Any other exception, such as Ctrl-C, is raised.
-            The exception's attribute ``outcomes`` lists the outcomes of the earlier answers. If memory runs out after
-            an earlier answer has counted, the outcome of the next answer is a MemoryError.
+            For each answer its receipt, or the error that refused it. Any other exception, such as KeyboardInterrupt,
+            is raised. The exception's attribute ``outcomes`` lists the outcomes of the earlier answers. If memory runs
+            out after an earlier answer has counted, the outcome of the next answer is a MemoryError.
 
         Raises:
             ConfigError: an answer is neither an Answer nor a tuple. Nothing has changed.
@@ -623,7 +629,7 @@ class Server:
         return self._take_all([answer if type(answer) is Answer else Answer(*answer) for answer in answers])
 
     def check(self, answer: Answer) -> None:
-        """Check an answer that will be received later, except the numbers of its parameters.
+        """Check an answer that will be received later. The values of its parameters are checked only by ``receive``.
 
         Raises:
             ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError: as in :meth:`receive`. Nothing has changed.
@@ -634,17 +640,18 @@ class Server:
         self, task: Dispatch, trained: Any, num_samples: Samples | None = None, *, difference: bool = False,
         offset: int | None = None,
     ) -> Receipt:  # fmt: skip
-        """Take a trained model. The result equals :meth:`receive` of ``task.delta(trained)``, bit for bit.
+        """Take a trained model. The model becomes that of :meth:`receive` with ``task.delta(trained)``, bit for bit.
 
-        FedAvg and similar rules, FedBuff and FADAS add a model in fp32 without writing the difference to memory. The
-        same pass checks for NaN and infinity. This takes less memory and half of the traffic. The pass measures no
-        norm, so the receipt's ``update_norm`` is then NaN.
+        On the CPU, FedAvg and similar rules, FedBuff and FADAS add a model in fp32 without writing the difference to
+        memory. The same pass checks for NaN and infinity. This takes less memory and half of the memory traffic. The
+        pass measures no norm, so the receipt's ``update_norm`` is then NaN. ``clip_norm`` and ``privacy`` prevent this.
 
         Args:
             task: the client's task. Each task has an id, by which the answer counts once.
             trained: the model after local training, in the form of ``task.params``.
             num_samples, offset: as in :meth:`receive`.
-            difference: whether ``trained`` is already the update (of ``task.delta`` or ``task.from_difference``).
+            difference: whether ``trained`` is the update itself (the result of ``task.delta`` or
+                ``task.from_difference``). False: ``trained`` is the model.
 
         Raises:
             UnknownClient, UnknownVersion, AlreadyCounted, ShapeMismatch, DTypeMismatch, NonFiniteUpdate, ConfigError:
@@ -663,13 +670,13 @@ class Server:
         self, client: Client, partial: Partial, version: int | None = None, *, incarnation: int | None = None,
         task: int | None = None, offset: int | None = None,
     ) -> Receipt:  # fmt: skip
-        """Take a sum of several clients' updates, which a :class:`fastagg.Leaf` has added. All start from one version.
+        """Take a sum of updates from one version, which a :class:`fastagg.Leaf` has added for its clients.
 
-        This is for rules that add updates up. Each update of the sum counts, with the delay of the leaf's version. A
-        sum with more updates than the buffer has room for is not refused: either the buffer takes the whole sum, or a
-        step is made before it (:class:`fastagg.Buffer`, ``overflow=``). A buffer that stays half full at the end waits
-        for ``at_least=`` and ``grace=``, or for :meth:`close_round`. The sum's bits depend on the order in which leaves
-        add updates and in which their sums arrive.
+        Only rules that add updates up take sums. Each update of the sum counts, with the delay of the leaf's version. A
+        sum with more updates than the buffer has room for is not refused. Either the buffer takes the whole sum, or a
+        step is made before (:class:`fastagg.Buffer`, ``overflow=``). If no more answers come, a buffer that is not full
+        waits for ``at_least=`` and ``grace=``, or for :meth:`close_round`. The sum's bits depend on the order in which
+        leaves add updates, and on the order in which their sums arrive.
 
         Args:
             client: the leaf's id. The server dispatches to a leaf as to a client.
@@ -684,19 +691,19 @@ class Server:
         return self._take(Answer(client, partial, version, None, task, offset, incarnation, "partial"))
 
     def close_round(self, *, if_due: bool = False) -> float | None:
-        """Make a step now, along the mean of the updates that have arrived since the last step.
+        """Make a step now from the updates that have arrived since the last step, by the server's rule.
 
-        Use it to end a synchronous round in which some clients failed. Later answers of these clients are refused,
+        Use this to end a synchronous round in which some clients failed. Later answers of these clients are refused,
         because the version of their tasks is old. The tasks stay open until the clients answer or are forgotten. With
         an asynchronous rule (FedBuff, FADAS), the call makes a step from a buffer that is not full.
 
         Args:
             if_due: whether to step only if ``at_least`` updates have come and ``grace`` seconds have passed since
-                (:class:`fastagg.Buffer`). ``dispatch`` and ``receive`` check this themselves. A program that calls
-                neither while it waits for a new version should call this about once a second.
+                (:class:`fastagg.Buffer`). ``dispatch`` and ``receive`` also make a due step. A program that calls
+                neither of them while it waits for a new version should call this about once a second.
 
         Returns:
-            The learning rate of the step. None if there was no step: no update had arrived, the step is not due, the
+            The learning rate of the step. None if there was no step: no update had arrived, the step was not due, the
                 rule has no buffer, or the rule runs Python code for every update (FedAC, FedEcho).
 
         Example:
@@ -725,7 +732,7 @@ class Server:
             self._watch.refused(error)
 
     def _say_what_is_missing(self) -> None:
-        """If clients have come too soon for a minute, log once that the next step waits for other clients."""
+        """If clients of one version have been refused with TooSoon for a minute, log once that the step waits."""
         version, since = self._stood
         if version != self.version:
             self._stood = self.version, time.monotonic()
@@ -742,7 +749,7 @@ class Server:
 
     @property
     def distillation(self) -> DistillationRecord | None:
-        """The cost and results of FedEcho's distillation so far. None for other algorithms."""
+        """FedEcho's record of its distillations so far: their cost and results. None for other algorithms."""
         return getattr(self._running.extension.state, "record", None)
 
     @property
@@ -760,7 +767,7 @@ class Server:
         return flat
 
     def parameters(self) -> Any:
-        """Return the current version of the model in the form of ``params``. Do not write to the arrays.
+        """Return the current version of the model, in the form of ``params``. Do not write to the arrays.
 
         The result is a dict (for ``load_state_dict``) for a module or a state_dict, a list of arrays, or the flat
         array. The arrays are torch's, or, if the model came in NumPy's arrays, NumPy's and read-only. All arrays are of
@@ -779,13 +786,12 @@ class Server:
     def current(self) -> ModelState:
         """Return the current version as vectors: ``flat``, [d], ``buffers``, fp32, and a list of ``counters``.
 
-        All are of the same version, even if another thread makes a step. They never change. Do not write to them.
-        """
+        The vectors are of one version, even if another thread makes a step. They never change. Do not write to them."""
         flat, held = self._engine.current()
         return ModelState(flat, held.values, held.counters)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of the server's state, by part.
+        """Return how many bytes each part of the server's state takes.
 
         The parts are ``model``, ``moments``, ``direction`` (buffers and caches of updates), ``logits`` (FedEcho only),
         ``versions`` (older versions that the rule keeps for open tasks, or that you still use through a
@@ -812,7 +818,7 @@ class Server:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """Return all settings as plain data."""
+        """Return the direction, the optimizer, the policy and all settings as plain data."""
         return engine.config(self._parts, self._running)
 
     def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
@@ -841,14 +847,14 @@ class Server:
             self._running.adopt(engine.checked(self._parts, self._running, state))
 
     def _draw_with(self, key: NoiseKey) -> None:
-        """Draw the noise of a private rule with another key."""
+        """From now on, draw the noise of a private rule with ``key``."""
         self._parts = self._parts._replace(key=key)
         self._running.extension.state.native.set_key(key)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint. If the write fails, the old file stays complete.
+        """Write a checkpoint to the file ``path``. If the write fails, an existing file stays as it was.
 
-        A server of :func:`fastagg.open` takes other calls during the write.
+        During the write, a server of :func:`fastagg.open` takes other calls. With other servers, these calls wait.
 
         Raises:
             CheckpointError: the file could not be written. An existing file has not changed.
@@ -885,8 +891,8 @@ class Server:
 
     @property
     def durability(self) -> str:
-        """The receipts of a server of :func:`fastagg.open` that wait for the disk: ``none``, those of updates that make
-        a ``step``, or those of every ``arrival``."""
+        """Which answers wait for the disk in ``receive``, for a server of :func:`fastagg.open`. ``arrival``: all.
+        ``step``: those that make a step. ``none``: no answer."""
         return self._in_log("durability").durability
 
     def flush(self) -> None:
@@ -899,7 +905,7 @@ class Server:
             self._log.flush()
 
     def checkpoint(self) -> Path:
-        """Write a checkpoint of a server of :func:`fastagg.open` now, and wait until the checkpoint is written. Other
+        """Write a checkpoint of a server of :func:`fastagg.open` to its folder, and wait until it is written. Other
         threads may call the server in the meantime. The server also writes checkpoints by itself.
 
         Returns:
@@ -914,12 +920,12 @@ class Server:
         return self._in_log("checkpoint").checkpoint()
 
     def close(self) -> None:
-        """Write all waiting records and unlock the folder. Afterwards the server can only be read. You may call this at
-        any time and several times, also in a signal handler.
+        """Write all waiting records and unlock the folder. Afterwards the server can only be read. You may call this
+        several times, and in a signal handler. A server without a folder does not change.
 
         Raises:
             NotDurable: the waiting records could not be written.
-            Reentered: the caller is in the middle of a step.
+            Reentered: the call comes from within a step of the same thread.
         """
         if self._log is not None:
             self._log.close()
@@ -932,7 +938,8 @@ class Server:
 
 
 def _part(name: str, part: Any, kind: type, default: Any) -> Any:
-    """Return a part of a server. ``part`` may be plain data, as in a recipe: ``{"name": "Polynomial", "a": 0.5}``."""
+    """Return the server's part ``name``: ``direction``, ``optimizer`` or ``staleness``. ``part``: an object of class
+    ``kind``, or plain data such as ``{"name": "Polynomial", "a": 0.5}``. None: return ``default``."""
     known = registry.parts(name)
     if isinstance(part, Mapping) and part.get("name") in known:
         return registry.part(name, part)

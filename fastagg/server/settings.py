@@ -1,7 +1,7 @@
-"""A server's settings. Each setting is declared once, with its type, default and range. Server's docstring explains it.
+"""A server's settings. Each setting is declared once here, with its type, default and range. The docstring of
+:class:`fastagg.Server` explains the settings.
 
-The keyword arguments of :class:`fastagg.Server` and of the presets, the checks and the settings in a checkpoint all
-come from these declarations.
+The keyword arguments of Server and of the presets, their checks, and the settings in a checkpoint come from here.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class ActiveSettings(BaseSettings, total=False):
 
 
 class WeightSettings(DelaySettings, ActiveSettings, total=False):
-    """The arguments of presets that need the number of clients and have it as an argument of their own."""
+    """The arguments of presets whose signature has a required ``num_clients`` of its own."""
 
 
 class ServerSettings(ClientSettings, WeightSettings, total=False):
-    """All settings: ``def Mine(params, *, lr: float, **server: Unpack[fastagg.ServerSettings]) -> fastagg.Server``.
+    """All settings of a server, as types for the keywords of a function of your own:
+    ``def Mine(params, *, lr: float, **server: Unpack[fastagg.ServerSettings]) -> fastagg.Server``.
 
-    :class:`fastagg.Server` explains each.
-    """
+    :class:`fastagg.Server` explains each setting."""
 
 
 _HINTS = get_type_hints(ServerSettings, include_extras=True)
@@ -75,7 +75,7 @@ _FIRST = (
     "clip_norm",
     "weighting",
     "max_samples",
-)  # these come first in the signature, as in the docstring
+)  # the settings that come first in the signature, as in the docstring
 RULES: Mapping[str, SettingRule] = MappingProxyType(
     {n: _HINTS[n].__metadata__[0] for n in dict.fromkeys((*_FIRST, *_HINTS))}
 )
@@ -83,7 +83,8 @@ FREE = tuple(name for name, rule in RULES.items() if rule.free)
 
 
 def complete(stated: Mapping[str, object]) -> ServerSettings:
-    """Return all settings, read-only: the stated ones, after a check, and the defaults of the others."""
+    """Check the stated settings, and return all settings as a read-only mapping. Missing settings get their defaults.
+    ConfigError: a setting has a wrong value."""
     settings: dict[str, Any] = {name: stated.get(name, rule.default) for name, rule in RULES.items()}
     if isinstance(modes := settings["buffers"], Mapping):
         settings["buffers"] = {str(pattern): _checks.fits("buffers", mode, ByName) for pattern, mode in modes.items()}
@@ -96,7 +97,7 @@ def complete(stated: Mapping[str, object]) -> ServerSettings:
 
 
 def declare(server: type) -> None:
-    """Add the settings to the class of servers, as keywords of its signature and as attributes to read."""
+    """Add the settings to the class ``server``: as keywords of its signature, and as read-only attributes."""
     _keywords.passes_on(server.__init__, {name: rule.default for name, rule in RULES.items()})  # type: ignore[misc]
     for name in RULES:
         if name not in vars(server):

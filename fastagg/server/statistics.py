@@ -1,10 +1,11 @@
-"""BatchNorm's running statistics and counters on the server. The rule that combines the updates also combines the
-statistics. An optimizer does not change statistics. Limits of a client's influence hold for statistics, too:
+"""BatchNorm's running statistics (floating-point buffers) and counters (integer buffers) on the server. Each step
+combines those that clients sent since the last step. Optimizers do not change them. server/extension.py calls this
+module. Limits of a client's influence hold for statistics, too:
 
-- Clipping: the factor that scales a client's update also scales the change of the client's statistics.
-- A robust rule: ``Robust.statistics`` combines the clients' statistics. A client that sends no statistics counts as if
-  it had sent the server's.
-- Counters of batches: a robust rule takes the clients' median. Otherwise a counter grows by at most 2**20 in a step.
+- Clipping: the factor that scales a client's update also scales the difference of its statistics from the server's.
+- A robust rule: ``Robust.statistics`` combines the clients' statistics. If only some clients of a step send statistics,
+  the others count as if they had sent the server's. Counters become the median of the clients'.
+- Other rules: a number of batches grows by at most 2**20 in a step.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ from fastagg.rules.directions import Direction, Robust
 from fastagg.rules.names import Buffers
 from fastagg.storage import memory
 
-_MOST_BATCHES = 2**20  # the most by which a number of batches grows from one version to the next
+_MOST_BATCHES = 2**20  # a number of batches grows by at most this number from one version to the next
 
 Row = tuple[Tensor | None, list[int]]  # one client's values and counters. None or []: the client sent none.
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """The server's buffers. In a step, floating-point buffers become the mean of the clients' (``mean``, or
-    ``weighted`` by their samples) or the last client's (``latest``), or do not change (``keep``). Integer buffers
-    become the largest of the clients', or do not change. With :class:`Robust`, the robust rule combines the buffers of
-    all clients of the step.
-
-    An object never changes. An arrival makes a new object, because clients may still read vectors that they were sent.
+    """The server's buffers, and the clients' buffers since the last step. An object never changes, because clients may
+    still read vectors that they were sent. An arrival makes a new object.
 
     Attributes:
-        mode: ``mean``, ``weighted``, ``latest`` or ``keep``.
-        values: floating-point buffers, fp32, 1-D.
-        counters: integer buffers.
-        sum: the sum of the clients' floating-point buffers since the last step, each multiplied by the client's share.
-        maxima: the largest of the clients' integer buffers since the last step, an int64 vector.
+        mode: what floating-point buffers become in a step. ``mean``: the clients' mean. ``weighted``: the clients' mean
+            with their shares as weights. ``latest``: the last client's. ``keep``: no buffer changes, integer or not.
+        values: the server's floating-point buffers, fp32, 1-D.
+        counters: the server's integer buffers. In a step they become the largest of the clients'.
+        sum: the sum of the clients' floating-point buffers since the last step. ``weighted``: each is multiplied by the
+            client's share. ``latest``: only the last client's. None: no client has sent any.
+        maxima: the largest of the clients' integer buffers since the last step, an int64 vector. None: no client has
+            sent any.
         count: how many clients sent floating-point buffers since the last step. ``weighted``: the sum of their shares.
         places: ranges of elements that are not averaged: (begin, end, whether the largest value counts). If False, the
             value that arrived first counts.
         counts: for each integer of all counters, whether it is a number of batches. A tensor on the counters' device.
-        held: the counters in one vector, if a step has made it. It saves the time to join many counters.
-        rule: the robust rule, if the server has one.
+            None: there are no counters.
+        held: ``counters`` in one vector, if a step has made the vector. It saves the time to join many counters.
+        rule: the robust rule, which combines the buffers instead, as above. None: the server has no robust rule.
         rows: with a robust rule, the clients' values and counters since the last step.
     """
 
@@ -72,7 +73,7 @@ class Statistics:
         cls, how: Buffers | Mapping[str, str], direction: Direction, layout: Layout, values: Tensor,
         counters: list[Tensor],
     ) -> Statistics:  # fmt: skip
-        """Return the statistics of a model, by the server's setting and rule."""
+        """Return the statistics of a model. ``how``: the server's setting ``buffers``."""
         rule = direction if isinstance(direction, Robust) else None
         named = [is_count(e.name) for e in layout.entries if e.role == "counter" for _ in range(e.size)]
         counts = torch.tensor(named, dtype=torch.bool, device=counters[0].device) if counters else None
@@ -86,18 +87,18 @@ class Statistics:
     def add(
         self, values: Tensor | None, counters: Tensor | None, share: float = 1.0, gain: float = 1.0
     ) -> Statistics:  # fmt: skip
-        """Return the statistics after adding those of one client, which were checked already.
+        """Return the statistics after adding one client's. The caller has checked the client's statistics.
 
         Args:
             values: the client's floating-point buffers, fp32, on the server's device. None: the client sent none.
             counters: the client's integer buffers in one int64 vector. None: the client sent none.
-            share: the share of the client's update in a mean.
-            gain: the clipping factor of the client's update, which also scales the movement of the statistics.
+            share: the weight of the client's update in a mean. 0: the statistics do not change.
+            gain: the clipping factor of the client's update.
         """
         if self.mode == "keep" or not share:
             return self
         if values is not None and gain != 1:
-            values = self.values + gain * (values - self.values)  # not lerp, because its bits differ between processors
+            values = self.values + gain * (values - self.values)  # bits of torch.lerp differ between processors
         if self.rule is not None:
             row = None if values is None else values.cpu(), [] if counters is None else counters.tolist()
             return replace(self, rows=(*self.rows, row))
@@ -119,7 +120,7 @@ class Statistics:
         return replace(self, sum=total, maxima=maxima, count=count)
 
     def _pick(self, total: Tensor, theirs: Tensor) -> None:
-        """Set the elements of `total` that are not averaged: the largest or the first value counts."""
+        """Set the elements of `total` in `places`, which are not averaged. `theirs`: the new client's values."""
         before = self.sum
         for begin, end, largest in self.places:
             mine = theirs[begin:end]
@@ -128,15 +129,17 @@ class Statistics:
             total[begin:end] = mine
 
     def after(self, kind: str, shares: Sequence[float] = ()) -> Statistics:
-        """Return the statistics after an arrival with a ``step``, a ``drop``, or neither (``keep``).
+        """Return the statistics after an arrival.
 
         Args:
-            shares: the weight of each client's statistics, from a robust rule that compares updates.
+            kind: ``step``: the updates made a step. ``drop``: the updates since the last step are dropped. ``keep``:
+                neither.
+            shares: the weight of each client's statistics, from a robust rule that compares updates. Otherwise empty.
         """
         if kind == "keep" or (self.sum is None and self.maxima is None and not self.rows):
             return self
         fresh = replace(self, sum=None, maxima=None, count=0, rows=())
-        if kind == "drop":  # the updates are dropped, so their buffers are, too
+        if kind == "drop":  # the buffers of dropped updates are dropped, too
             return fresh
         if self.rule is not None:
             return replace(fresh, **self._combined(self.rule, shares))
@@ -166,12 +169,12 @@ class Statistics:
         return {"values": values, "counters": counters}
 
     def has_all(self, direction: State) -> bool:
-        """Return whether there is a row for every waiting update in a direction's state. Only robust rules need
-        rows."""
+        """Return whether there is a row for every waiting update in ``direction``, the state of a direction. For rules
+        that need no rows, return True."""
         return self.rule is None or self.mode == "keep" or len(self.rows) == len(direction["versions"])
 
     def nbytes(self) -> int:
-        """Return the bytes of the buffers and of their running sum."""
+        """Return the bytes of the buffers, of their sum and of the rows' values."""
         held = [self.values, *self.counters, self.sum, *(values for values, _ in self.rows)]
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
@@ -218,8 +221,8 @@ def _median(rows: list[list[int]]) -> Tensor:
 
 
 def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
-    """Return copies of all counters in one int64 vector, on the device of the first of ``like``. If all counters are on
-    one GPU, they are copied in one transfer."""
+    """Return copies of all counters in one int64 vector, on the device of ``like[0]``. Counters on one device are
+    joined there, and then copied in one transfer."""
     device, parts = like[0].device, [counter.reshape(-1).to(torch.int64) for counter in counters]
     if len({part.device for part in parts}) > 1:
         parts = [part.to(device) for part in parts]
@@ -227,7 +230,8 @@ def joined(counters: Sequence[Tensor], like: Sequence[Tensor]) -> Tensor:
 
 
 def divided(joined: Tensor | list[int], like: Sequence[Tensor]) -> list[Tensor]:
-    """Return the counters from the result of :func:`joined`, or from a list of numbers, as tensors like ``like``."""
+    """Divide the result of :func:`joined`, or a list of its numbers, into counters. Counter i has the shape, type and
+    device of ``like[i]``."""
     if isinstance(joined, list):
         joined = torch.tensor(joined, dtype=torch.int64, device="cpu")
     if all(own.dim() == 0 for own in like):  # BatchNorm's counters

@@ -1,4 +1,5 @@
-"""Checks which parts and settings of a server can be combined. A new server calls all checks before it is used."""
+"""Checks that the parts and settings of a new server can be combined. Server calls each check, which may raise
+ConfigError."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from fastagg.server.settings import ServerSettings
 
 
 def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, settings: ServerSettings) -> None:
-    """Refuse parts or settings that contradict each other."""
+    """Check each part, and refuse parts or settings that contradict each other."""
     for part in (direction, optimizer, staleness):
         registry.check_settings(part)
     optimizer.check()
@@ -59,7 +60,7 @@ def check(direction: Direction, optimizer: Optimizer, staleness: Staleness, sett
 
 
 def answers_per_step(direction: Direction, settings: Mapping[str, Any]) -> int | None:
-    """Return how many answers of one client count in a step. None: any number."""
+    """Return how many answers of one client may count in a step, by ``answers_per_step``. None: any number."""
     number = settings["answers_per_step"]
     if number == "rule":
         return 1 if direction.counts_clients else None
@@ -67,7 +68,8 @@ def answers_per_step(direction: Direction, settings: Mapping[str, Any]) -> int |
 
 
 def check_bf16(direction: Direction, optimizer: Optimizer, staleness: Staleness, device: torch.device) -> None:
-    """Refuse a model in bf16 on a CUDA device, or if a user's own rule or a comparison of versions reads the model."""
+    """Refuse a model in bf16 (``model_dtype``) on a CUDA device, or if a rule in Python or a comparison of versions
+    reads the model."""
     own = next((part for part, is_own in (
         (direction, type(direction).combine is not Direction.combine), (optimizer, optimizer.has_own_step),
         (staleness, staleness.looks),
@@ -84,12 +86,12 @@ def check_bf16(direction: Direction, optimizer: Optimizer, staleness: Staleness,
 
 
 def compares_versions(direction: Direction, staleness: Staleness) -> bool:
-    """Return whether a rule compares updates with the versions that they were trained from."""
+    """Return whether a rule reads the version from which an update was trained, besides the update."""
     return direction.needs_base or direction.measures or staleness.measures
 
 
 def check_statistics(direction: Direction, layout: Layout, settings: ServerSettings) -> None:
-    """Refuse a private server that would hand out clients' running statistics."""
+    """Refuse a private server whose versions would contain clients' running statistics, which have no noise."""
     private = getattr(direction, "privacy", None) is not None
     if private and settings["buffers"] != "keep" and layout.has_buffers:
         raise ConfigError(
@@ -98,7 +100,7 @@ def check_statistics(direction: Direction, layout: Layout, settings: ServerSetti
 
 
 def check_part(direction: Direction, staleness: Staleness, settings: ServerSettings) -> None:
-    """Refuse a server of a part of a model if its rule needs the whole model."""
+    """Refuse a server for one part of a model (:func:`fastagg.parts`) if its rule or a setting needs whole updates."""
     if getattr(direction, "privacy", None) is not None:
         raise ConfigError("privacy: every part would show a client once more; use one server for the whole model")
     if settings["clip_norm"] is not None:

@@ -1,5 +1,5 @@
-"""An update that arrives in chunks (``Server.receiving``). It is applied only when it is complete and checked. Chunks
-are kept in memory (HeldUpload) or in a file (fastagg/durable/uploads.py)."""
+"""Uploads: updates that arrive in chunks (``Server.receiving``). An update is applied only when all of it has come and
+was checked. Until then its chunks are in memory (HeldUpload), or in a file (fastagg/durable/uploads.py)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fastagg.storage import memory, raw
 from fastagg.storage.encoded import HEADER, in_place, largest
 from fastagg.storage.pieces import DTYPES
 
-Refusing = Callable[[], AbstractContextManager[None]]  # returns a context that reports an error that leaves its block
+Refusing = Callable[[], AbstractContextManager[None]]  # makes a context that reports errors, such as Refusals below
 
 
 class Refusals:
-    """A context that calls ``refused`` with an error of fastagg that leaves its ``with`` block. Without an error it
-    calls nothing, so that the end of the block cannot fail, even if no memory is left."""
+    """A context for a ``with`` block. If an error of fastagg ends the block, the context calls ``refused`` with the
+    error, which is still raised. Otherwise it does nothing, so that the end of the block cannot fail without memory."""
 
     __slots__ = ("_refused",)
 
@@ -49,8 +49,9 @@ class Upload:
     dropped.
 
     Attributes:
-        receipt: the outcome, after the block has ended.
-        state: ``open``, ``complete`` (all bytes have come), ``taken`` (by the server) or ``dropped``.
+        receipt: the outcome. It exists only after the server has taken the update.
+        state: ``open``, ``complete`` (all bytes have come), ``taken`` (the server has or is taking the update) or
+            ``dropped``.
     """
 
     receipt: Receipt
@@ -60,7 +61,7 @@ class Upload:
         self, size: int, dtype: torch.dtype | None, finish: Callable[..., Receipt], refusing: Refusing = nullcontext,
         encoded: int | None = None,
     ) -> None:  # fmt: skip
-        # None after the end, because the function holds a reference to the server.
+        # Set to None at the end, because the function refers to the server.
         self._finish: Callable[..., Receipt] | None = finish
         self._refusing = refusing
         self._dtype = torch.float32 if dtype is None else dtype
@@ -72,7 +73,8 @@ class Upload:
             if not HEADER <= encoded <= largest(size):
                 raise EncodingError(f"encoded: expected {HEADER} to {largest(size)} bytes, got {encoded}")
             self._dtype, self._nbytes, self._expected = torch.uint8, encoded, f"{encoded} bytes"
-        # A lock for each running call that writes or ends the upload. Only the call with the first locked lock may run.
+        # One lock for each call of `write`, `__exit__` or `give_way`, locked while the call runs. Only the call with
+        # the first locked lock may use the upload.
         self._turns: list[threading.Lock] = []
         self._is_replaced = False
         self.state = "open" if self._nbytes else "complete"
@@ -81,7 +83,8 @@ class Upload:
         return self
 
     def write(self, chunk: bytes | bytearray | memoryview) -> int:
-        """Add any number of bytes. A number may be split between two chunks. Return how many bytes have come so far.
+        """Add a chunk of any length. An element of the update may be split between two chunks. Return how many bytes
+        have come so far.
 
         Raises:
             ShapeMismatch: more bytes have come than were announced.
@@ -89,7 +92,7 @@ class Upload:
             Busy: another thread is writing to this upload.
             UnknownVersion: a newer upload has begun for the same task.
         """
-        chunk = bytes(memoryview(chunk).cast("B"))  # copied, because the chunk's owner may write to it meanwhile
+        chunk = bytes(memoryview(chunk).cast("B"))  # copied, because another thread may write to the caller's buffer
         with self._refusing(), (turn := threading.Lock()):
             self._take(turn)
             self._refuse_replaced()
@@ -115,8 +118,8 @@ class Upload:
                 self._end(error is None)
 
     def give_way(self) -> bool:
-        """If the upload is open and no thread is writing to it, drop it for a newer upload. Return whether the upload
-        has ended. A complete upload is not dropped."""
+        """If this upload is open and no thread is writing to it, drop it, because a newer upload replaces it. Return
+        whether this upload has ended. A complete upload is not dropped."""
         with (turn := threading.Lock()):
             if self.state == "complete" or not self._is_first(turn):
                 return False
@@ -144,14 +147,14 @@ class Upload:
                 self.state = "dropped"
 
     def _is_first(self, turn: threading.Lock) -> bool:
-        """Return whether no other call writes to the upload or ends it. The caller's ``with`` statement locks and
-        unlocks ``turn``, so an interrupt cannot leave ``turn`` locked."""
+        """Return whether no other call is using the upload. The caller's ``with`` statement locks and unlocks ``turn``,
+        so an interrupt cannot leave ``turn`` locked."""
         if any(other.locked() for other in self._turns.copy()):
-            return False  # `turn` is not in the list, so it does not block later calls
+            return False
         self._turns.append(turn)
         if next(other for other in self._turns.copy() if other.locked()) is not turn:
             return False
-        # Only the call with the first locked lock comes here. The locks before it are those of ended calls.
+        # This call has the first locked lock. The locks before it in the list are those of ended calls.
         del self._turns[: self._turns.index(turn)]
         return True
 
@@ -172,7 +175,7 @@ class Upload:
 
 
 class HeldUpload(Upload):
-    """An upload in memory, for a server without a folder."""
+    """An upload in memory: any upload to a server without a folder, and a small upload to any server."""
 
     @cached_property
     def _held(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reports what happens on a running server: as lines of the logger ``fastagg``, and as metrics for Prometheus.
+"""Reports a running server's refusals, slow answers and metrics: in the log, in a CSV file, and for Prometheus.
 
 A server without a folder reports nothing before :func:`watch` is called. :func:`fastagg.open` turns on the log lines.
 """
@@ -25,9 +25,9 @@ from fastagg.server.dispatch import Client, Dispatch
 from fastagg.server.server import Server
 
 _log = logging.getLogger("fastagg")
-_EVERY = 1.0  # the least seconds between two lines about the same kind of refusal
+_EVERY = 1.0  # the least number of seconds between two lines about the same kind of refusal
 _SECONDS = (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
-_OPEN = 100_000  # the most unanswered tasks whose time of dispatch is kept
+_OPEN = 100_000  # the most unanswered tasks whose time of dispatch is kept. The oldest times are dropped first.
 TIMES = ("client", "dispatched", "answered")  # the columns of a file of times
 _DELAYS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 Sends = Callable[[Client, int | None, int | None], Dispatch]
@@ -46,15 +46,15 @@ def watch(
         server: the server to watch. It is returned.
         registry: a registry of ``prometheus_client`` (the extra ``metrics``), for example
             ``prometheus_client.REGISTRY``. It gets counters and histograms of updates, refusals by reason, delays, and
-            the seconds of steps and of waiting for the disk. Each scrape also reads: open tasks, the age of the oldest
-            one (with ``lease``), bytes by part, the version, the last record that is on the disk, and whether the model
-            is finite.
-        slow: an answer is slow if it takes at least this many seconds.
-        times: a CSV file with a line for each answer to a task: the client, when its task was sent, and when it was
-            answered, in seconds since 1970. Lines are appended to an existing file of this form. The simulator replays
-            the file (``delay.name = "measured"``). Tasks from :meth:`Server.hand_on`, and tasks that were sent before a
-            restart, have no line. If the disk is full, an error is logged, the file gets no more lines, and the server
-            keeps running.
+            the seconds of answers and of waiting for the disk. Each scrape also reads the open tasks, the age of the
+            oldest one (with ``lease``), bytes by part, the version, the last record that is on the disk, and whether
+            all numbers of the state are finite. None: the server gets no metrics.
+        slow: a number of seconds, > 0. An answer is slow if its call takes longer, besides the wait for the disk.
+        times: a CSV file with a line for each answer to a task: the client, the time when the task was sent, and the
+            time of the answer, both in seconds since 1970. Lines are appended to an existing file of this form. The
+            simulator can replay the file (``delay.name = "measured"``). Tasks from :meth:`Server.hand_on`, and tasks
+            that were sent before this call or before a restart, have no line. If the disk refuses a line, an error is
+            logged, the file gets no more lines, and the server keeps running. None: there is no such file.
 
     Raises:
         MissingDependency: ``registry`` is given, but prometheus_client is not installed.
@@ -85,7 +85,7 @@ def watch(
 
 
 def watch_of(server: Server) -> ServerWatch | None:
-    """Return the server's watch, or None."""
+    """Return the object that reports on a server. None: nothing reports on the server yet."""
     return server._watch if isinstance(server._watch, ServerWatch) else None
 
 
@@ -93,6 +93,7 @@ class ServerWatch:
     """Reports on one server. The server calls these methods.
 
     Attributes:
+        slow: an answer that takes more seconds than this is logged.
         numbers: the metrics. None: there is no registry.
         times: writes the file with the times of tasks and answers. None: there is no such file.
     """
@@ -105,17 +106,15 @@ class ServerWatch:
         self._said: dict[str, tuple[float, int]] = {}
 
     def begin(self, server: Server, slow: float, numbers: ServerMetrics | None = None) -> None:
-        """Report answers that take at least ``slow`` seconds. With ``numbers``, also count all answers."""
+        """Begin to report answers that take more than ``slow`` seconds. With ``numbers``, also count all answers."""
         self.slow = slow
         self.numbers = numbers or self.numbers
         every = self.numbers is not None or self.times is not None
         server._engine.watch(-1.0 if every else slow, self._arrived)
 
     def _arrived(self, seconds: float, waited: float, delays: Sequence[int], tasks: Sequence[int]) -> None:
-        """Report answers that the engine has taken in ``seconds``, plus ``waited`` seconds for the disk.
-
-        ``delays`` are in versions. ``tasks`` are the ids of the answered tasks. An id is 0 if there was no task.
-        """
+        """Report the answers of one call. The call took ``seconds``, and further ``waited`` seconds for the disk.
+        ``delays``: the answers' delays in versions. ``tasks``: the ids of the answered tasks (0: there was no task)."""
         if self.times is not None:
             self.times.answered(tasks)
         if seconds > self.slow:
@@ -124,8 +123,8 @@ class ServerWatch:
             self.numbers.arrived(delays, seconds, waited)
 
     def refused(self, error: FastaggError) -> None:
-        """Report a refused call. A second answer to a task is logged only at the level of information, because its
-        sender gets the outcome of the first answer."""
+        """Report a refused call. A second answer to a task is logged at level INFO, because its sender can get the
+        outcome of the first answer. Other refusals are logged at level WARNING."""
         reason, now = type(error).__name__, time.monotonic()
         if self.numbers is not None:
             self.numbers.refused(reason)
@@ -141,12 +140,13 @@ class ServerWatch:
 
 
 class AnswerTimes:
-    """Writes a CSV file with the times when tasks were sent and answered. Each write has whole lines, so threads need
-    no lock. If the disk refuses a line, the file gets no more lines. Answers are not affected."""
+    """Writes a CSV file with the times when tasks were sent and answered. Each write has whole lines, and each change
+    of the table of tasks is atomic, so threads need no lock. If the disk refuses a line, the file gets no more."""
 
     def __init__(self, path: Path) -> None:
         self._sent: OrderedDict[int, tuple[Client, float]] = OrderedDict()  # task's id -> client, time of dispatch
-        # Computed once, so that changes of the system's clock affect no duration.
+        # The system's time minus the monotonic clock's. Computed once, so that setting the system's clock changes no
+        # duration.
         self._offset = time.time() - time.monotonic()
         self._path, self._ended = path, False
         heading = f"{','.join(TIMES)}\n".encode()
@@ -162,12 +162,13 @@ class AnswerTimes:
             raise ConfigError(f"times: {path} holds something else: its first line is not {heading.decode().strip()}")
 
     def sending(self, dispatch: Sends) -> Sends:
-        """Return a function that calls ``dispatch`` and notes when the task was sent."""
+        """Return a function that calls ``dispatch``, and stores the time when the task was sent."""
 
         def noted(client: Client, format: int | None, local_steps: int | None) -> Dispatch:
             task = dispatch(client, format, local_steps)
-            with contextlib.suppress(MemoryError):  # the task has been sent, and only its line will be missing
-                # A task that is sent again keeps the time of its first dispatch.
+            # The task has been sent. If there is no memory, only the task's line will be missing.
+            with contextlib.suppress(MemoryError):
+                # If a client gets its open task again, the time of the first dispatch stays.
                 if task.id is not None and task.id not in self._sent and not self._ended:
                     self._sent[task.id] = task.client, self._now()
                     if len(self._sent) > _OPEN:
@@ -177,7 +178,7 @@ class AnswerTimes:
         return noted
 
     def answered(self, tasks: Sequence[int]) -> None:
-        """Write a line for each of these tasks."""
+        """Write a line for each of these tasks whose time of dispatch is known. ``tasks``: the tasks' ids."""
         now, lines = self._now(), io.StringIO()
         for task in tasks:
             if (sent := self._sent.pop(task, None)) is not None:
@@ -223,7 +224,7 @@ class ServerMetrics:
         registry.register(self)
 
     def arrived(self, delays: Sequence[int], seconds: float, waited: float) -> None:
-        """Count the updates that one call has taken, with their delays."""
+        """Count the updates that one call has taken. ``seconds`` and ``waited`` are those of the whole call."""
         self._arrivals.inc(len(delays))
         self._steps.observe(seconds)
         self._waits.observe(waited)
@@ -231,15 +232,16 @@ class ServerMetrics:
             self._delays.observe(delay)
 
     def refused(self, reason: str) -> None:
-        """Count a refused call."""
+        """Count a refused call. ``reason``: the name of the error's class."""
         self._refusals.labels(reason).inc()
 
     def describe(self) -> list[Foreign]:
-        """Return nothing. A registry calls this when the metrics are registered, before they have values."""
+        """Return no descriptions. A registry calls this when the metrics are registered. Without this method it could
+        call :meth:`collect`, which reads the whole state."""
         return []
 
     def collect(self) -> Iterator[Foreign]:
-        """Yield the metrics that are read when the registry is scraped."""
+        """Yield the gauges. A registry calls this when it is scraped."""
         from prometheus_client.core import GaugeMetricFamily
 
         server = self._me()

@@ -1,1 +1,1 @@
-"""Memory and files of numbers: arriving updates, vectors, the rows that are cached for clients, and their devices."""
+"""Memory, files and devices: arriving updates, vectors, cached rows of clients, and operations on files."""

@@ -1,5 +1,5 @@
-"""A cache with one row of numbers for each client, in a small format. ACE, ACED and CA2FL keep updates in it, FedEcho
-keeps logits."""
+"""A cache with rows of numbers for clients, in a small format. In its rows, ACE and ACED keep gradients, CA2FL keeps
+updates, and FedEcho keeps logits."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fastagg.errors import ConfigError
 from fastagg.storage import memory
 
 SCALE_BLOCK = native.scale_block  # the number of elements that share an fp32 scale (csrc/math/rows.h)
-FORMATS = {name: bits for name, (bits, _) in native.row_formats.items()}  # bits per element
+FORMATS = {name: bits for name, (bits, _) in native.row_formats.items()}  # format -> bits per element
 
 
 class ClientCache:
     """A cache of ``slots`` rows of ``size`` elements, in one allocation.
 
     The formats are ``fp32``, ``bf16``, ``int8`` and ``int4``. An ``int8`` or ``int4`` row has an fp32 scale for every
-    256 elements, which adds 1.6% or 3.1% to its bytes. Elements of all formats but fp32 are rounded stochastically and
-    without bias (the ACE paper, F.3.3, for 8 bits). A counter-based generator draws the rounding from the seed, the
-    client, the arrival and the element. :func:`fastagg.ops.cached_step_` writes rows, and
-    :func:`fastagg.ops.read_row` reads them.
+    256 elements, which adds 1.6% (int8) or 3.1% (int4) to the row's bytes. Elements of all formats but fp32 are rounded
+    stochastically and without bias (the ACE paper, F.3.3, for 8 bits). The rounding's random numbers follow from the
+    seed, and from the numbers of the client, the arrival and the element. :func:`fastagg.ops.cached_step_` writes rows,
+    and :func:`fastagg.ops.read_row` reads them.
 
     Args:
-        size: d, elements of a row.
-        slots: number of rows.
+        size: d, the number of elements of a row.
+        slots: the number of rows.
         format: ``fp32``, ``bf16``, ``int8`` or ``int4``.
         device: the rows' device.
         seed: the seed of the rounding.
@@ -72,8 +72,8 @@ class ClientCache:
             raise _checks.no_attribute(self, name)
 
     def state_dict(self, slots: list[int], *, data: bool = True) -> State:
-        """Return the rows of ``slots``, the slots in use. If all slots are in use, the rows are not copied. ``data``:
-        whether to include the rows' numbers."""
+        """Return the state: the format, and the rows of ``slots``, the slots in use. If all slots are in use, the rows
+        are not copied. ``data``: whether to include the rows themselves."""
         if not data:
             return {"format": self.format, "slots": list(slots), "data": None, "scales": None}
         whole = slots == list(range(self.slots))
@@ -86,7 +86,7 @@ class ClientCache:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Load a state of :meth:`state_dict`.
+        """Load a result of :meth:`state_dict` with rows. Rows of other slots do not change.
 
         Raises:
             ValueError: the rows have another format or length, or are not finite.
@@ -97,7 +97,7 @@ class ClientCache:
         if tuple(state["data"].shape) != shape:
             raise ValueError(f"expected cached updates of shape {list(shape)}, got {list(state['data'].shape)}")
         numbers = [state["scales"]]
-        if not self.row_scales:  # the padding is left out, because it was never written
+        if not self.row_scales:  # fp32 or bf16. The rows' padding is left out, because it was never written.
             dtype = torch.float32 if self.format == "fp32" else torch.bfloat16
             numbers.append(state["data"].view(dtype)[:, : self.size])
         if not all(bool(torch.isfinite(part).all()) for part in numbers):

@@ -1,4 +1,4 @@
-"""Attributes of rules and leaves that the engine can set in the same commit as the model."""
+"""Attributes of rules and leaves that native code can set together with a model or a leaf's sum."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ T = TypeVar("T")
 
 
 class SwapCell(Generic[T]):
-    """An attribute that the engine can set in a commit. The engine exchanges a pointer, so no Python code runs.
+    """An attribute that native code can set in a commit. It exchanges a pointer, so that no Python code runs then.
 
-    A rule requests it with ``findings.moves = [(self, "control", control)]``. Other code may assign the attribute only
-    while no other thread uses the object.
-    """
+    A rule requests the change by ``findings.moves = [(self, "control", control)]``. Other code may assign the attribute
+    only while no other thread uses the object."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._place = f"_{name}_cell"  # csrc/bindings/extension.cpp uses the same name

@@ -12,7 +12,8 @@ from fastagg.errors import ConfigError, DeviceError
 
 
 def choose(device: torch.device | str | None, params: Arrays) -> torch.device:
-    """Return the requested device. None: the device of the model if this is a CUDA device, otherwise the CPU."""
+    """Return the requested device. None: the CUDA device of the model's first array, otherwise the CPU. ConfigError:
+    there is no such device. DeviceError: this build has no kernels for the device."""
     if device is None:
         arrays = params.values() if isinstance(params, dict) else params
         if isinstance(params, torch.nn.Module):
@@ -27,7 +28,7 @@ def choose(device: torch.device | str | None, params: Arrays) -> torch.device:
         near = _checks.meant(device, ("cpu", "cuda"))
         raise ConfigError(_checks.wrong("device", "'cpu', 'cuda' or 'cuda:0'", device) + near) from error
     if chosen.type == "cpu":
-        return torch.device("cpu")  # "cpu:0" is the same device, but compares as unequal
+        return torch.device("cpu")  # also for "cpu:0", which torch does not count as equal to "cpu"
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
             words = native.cuda_answer()[2] if native.cuda_architectures else ""
@@ -68,8 +69,8 @@ def _has_code(major: int, minor: int, built: list[str], ptx: str) -> bool:
     """Return whether a device of compute capability ``major.minor`` can run code for the capabilities ``built``.
 
     Code runs on devices with the same major number and the same or a larger minor number. Code with the letter a (90a)
-    runs only on devices of exactly this capability. PTX runs on devices of the same or a larger capability.
-    """
+    runs only on devices of exactly this capability. PTX, for the capability ``ptx`` (empty: there is none), runs on
+    devices of the same or a larger capability."""
     card = 10 * major + minor
     numbers = [(int(arch.rstrip("af")), arch.endswith("a")) for arch in built]
     own = any(card == number if alone else number // 10 == major and number <= card for number, alone in numbers)

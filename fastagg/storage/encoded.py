@@ -1,4 +1,4 @@
-"""Encoded updates, which clients send in place of an update's numbers. Kernels read them without decoding."""
+"""Encoded updates: updates in a small format, which clients send instead of arrays. Kernels read the bytes in place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def largest(size: int) -> int:
 class Encoded:
     """An update that :func:`fastagg.encode` made. Its bytes have been checked, and never change.
 
-    A server takes this object in place of an update: ``server.receive(client, encoded)``. It can be pickled.
+    A server takes this object in place of an update: ``server.receive(client, encoded)``. The object can be pickled.
 
     Attributes:
         format: ``bf16``, ``int8``, ``int4``, ``int8-tensor``, ``sign`` or ``topk``.
@@ -60,8 +60,8 @@ class Encoded:
         return int(self.native.nbytes)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the encoded update's arrays by name, for frameworks that send arrays. The arrays are read-only and not
-        copied. The array ``header`` describes the other arrays. docs/encoding.md has their types."""
+        """Return the encoded update as arrays by name, for frameworks that send arrays. The arrays are read-only and
+        not copied. The array ``header`` describes the other arrays. docs/encoding.md has their types."""
         data = self.native.bytes
         arrays = {"header": data[:HEADER]}
         for name, kind, count, begin in self.native.arrays():
@@ -70,8 +70,8 @@ class Encoded:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Arrays] | Sequence[Arrays]) -> Encoded:
-        """Make an encoded update from the arrays of :meth:`arrays`, in NumPy or torch, by name or in order. The arrays
-        are copied.
+        """Make an encoded update from the result of :meth:`arrays`: a mapping by name, or a list in the same order. The
+        arrays may be NumPy's or torch's, and are copied.
 
         Raises:
             EncodingError: an array is missing, has another type or length, or holds invalid values.
@@ -125,7 +125,8 @@ class Encoded:
 
 
 def in_place(data: memoryview | np.ndarray) -> Encoded:
-    """Return the encoded update in ``data``. The bytes are not copied, so they must not change any more."""
+    """Return the encoded update in ``data``. The bytes are not copied, so the caller must not change them any more.
+    EncodingError: they are no encoded update."""
     return Encoded(native.encoding.Encoded(data, own=True))
 
 

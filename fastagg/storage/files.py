@@ -1,5 +1,5 @@
-"""Operations on files that checkpoints, results and pictures need: whole files, synced names, reserved room. Operating
-systems differ in how to get these guarantees."""
+"""Operations on files for checkpoints, results and pictures: writing a file as a whole, syncing content and names, and
+reserving room. They hide differences between operating systems and file systems."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fastagg.errors import CheckpointError, FastaggError
 
 
 class OtherFormat(CheckpointError):
-    """A file has a format that this version cannot read. The file may be undamaged. For files of the log,
-    csrc/log/segment.cpp has the same message."""
+    """A file has a format that this version of fastagg cannot read. The file may be undamaged. Segments of the log
+    cause the same message in csrc/log/segment.cpp."""
 
     def __init__(self, what: object, number: object, reads: int) -> None:
         super().__init__(f"{what}: it is of format {number!r}, and this version of fastagg reads format {reads}")
@@ -27,7 +27,8 @@ class OtherFormat(CheckpointError):
 
 @contextlib.contextmanager
 def named(what: Path | str, kind: type[FastaggError] = CheckpointError) -> Iterator[None]:
-    """Raise the system's errors in a ``with`` block as errors of this ``kind`` that name the path."""
+    """A context that raises an OSError of its ``with`` block as an error of class ``kind``, whose message begins with
+    ``what``."""
     try:
         yield
     except OSError as error:
@@ -50,7 +51,7 @@ def allocate(file: int, size: int) -> None:
         if hasattr(os, "posix_fallocate"):
             if status.st_blocks * 512 < at:
                 at = 0
-            if at < size:  # only the missing bytes, because a full XFS refuses even blocks that the file has
+            if at < size:  # only the missing bytes, because a full XFS refuses to reserve even blocks that the file has
                 os.posix_fallocate(file, at, size - at)
             return
         while at < size:
@@ -61,7 +62,7 @@ def allocate(file: int, size: int) -> None:
 
 
 def write_in_place(folder: int) -> None:
-    """Let new files in a folder be overwritten in place. Otherwise btrfs writes to new blocks, which takes room."""
+    """Let later files in an open folder be overwritten in place. By default btrfs writes new bytes to new blocks."""
     with contextlib.suppress(OSError):  # other file systems lack the flag, and do not need it
         (flags,) = struct.unpack("l", fcntl.ioctl(folder, 0x80086601, bytes(8)))  # FS_IOC_GETFLAGS
         fcntl.ioctl(folder, 0x40086602, struct.pack("l", flags | 0x00800000))  # FS_IOC_SETFLAGS, FS_NOCOW_FL
@@ -70,8 +71,7 @@ def write_in_place(folder: int) -> None:
 def sync(file: int, *, names: bool = False) -> None:
     """Wait until a file's content is on the disk. ``names``: whether ``file`` is a folder, whose names are synced.
 
-    On macOS, a plain fsync would leave the data in the disk's own cache. csrc/log/disk.cpp does the same.
-    """
+    On macOS, a plain fsync would leave the data in the disk's own cache. csrc/log/disk.cpp does the same."""
     full = getattr(fcntl, "F_FULLFSYNC", None)
     if full is not None:
         try:
@@ -93,8 +93,8 @@ def sync_folder(path: Path | str, *, inside: int | None = None) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents, if they do not exist. When this returns, their names are on the disk, even names
-    that another process made before it was killed."""
+    """Make a folder and its parents, if they do not exist. Wait until their names are on the disk, even names that a
+    killed process has made."""
     path.mkdir(parents=True, exist_ok=True)
     for parent in path.absolute().parents:
         try:
@@ -102,7 +102,7 @@ def make_folder(path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL):
                 raise
-            return  # this process cannot have made a folder that it may not open, so no sync is needed
+            return  # this process may not open the folder, so it has made no folder in it
 
 
 @contextlib.contextmanager
@@ -125,6 +125,6 @@ def whole(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a small file as a whole, or not at all. The file is on the disk when this returns."""
+    """Write a small file completely or not at all. When this returns, the file is on the disk."""
     with whole(path) as file:
         file.write(content)

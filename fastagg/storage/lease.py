@@ -1,4 +1,4 @@
-"""Keeps memory alive until a device has read it. The host does not wait for the device."""
+"""Keeps memory of other libraries alive until a GPU has read it. The host does not wait. Pieces use this module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-# (event, object): the object is kept until the event has happened
+# (event, object): the object is kept alive until the event has happened
 _unread: deque[tuple[torch.cuda.Event, object]] = deque()
 
 
@@ -36,7 +36,7 @@ class Lease:
 
 
 def _sweep() -> None:
-    """Release objects whose event has happened. This takes no lock: it may run wherever an object is destroyed."""
+    """Release the objects whose events have happened. This takes no lock, because a finalizer may call it anywhere."""
     for _ in range(len(_unread)):
         try:
             event, owner = _unread.popleft()

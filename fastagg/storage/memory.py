@@ -1,5 +1,5 @@
-"""Allocates all vectors that native code writes to: in huge pages on Linux. Their memory is reused when their last view
-is gone (csrc/memory)."""
+"""Allocates the vectors that native code writes to, on Linux in huge pages. When the last view of a vector in host
+memory is gone, its memory is kept for later vectors (csrc/memory)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from fastagg._build import native
 from fastagg.errors import DeviceError
 
-# The live tensors on the engine's memory, so that the same memory is always the same tensor.
+# The tensors that show the engine's vectors, while they are in use. So a vector is always shown by the same tensor.
 _tensors: weakref.WeakValueDictionary[tuple[int, int, int], Tensor] = weakref.WeakValueDictionary()
 native.memory.use_torch(
     Tensor, getattr(Tensor, "__dlpack_c_exchange_api__", None), torch.utils.dlpack.from_dlpack, np.ndarray, _tensors
@@ -26,7 +26,7 @@ _process = os.getpid()
 
 def without_parents_threads() -> None:
     """Let torch use one thread, if this process is a fork of the process that imported this module. A fork does not
-    have its parent's threads. Torch's operations on 32,768 elements or more would wait for these threads for ever."""
+    have its parent's threads, for which torch's operations on 32,768 elements or more would wait for ever."""
     if os.getpid() != _process and torch.get_num_threads() > 1:
         torch.set_num_threads(1)
 
@@ -34,7 +34,7 @@ def without_parents_threads() -> None:
 def empty(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a 1-D tensor of ``size`` uninitialised elements on ``device``.
 
-    All memory that native code writes to is made here, because a program may change torch's default type and device."""
+    Unlike ``torch.empty``, the function does not depend on torch's default type and device, which a program may set."""
     without_parents_threads()
     if device in _HOST and dtype is torch.float32:
         made: Tensor = native.memory.vector(size)
@@ -45,7 +45,7 @@ def empty(size: int, device: torch.device | str = "cpu", dtype: torch.dtype = to
 def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: bool = True) -> Tensor:
     """Return a 1-D uint8 tensor of ``nbytes`` uninitialised bytes on ``device``.
 
-    When the last view is gone, the memory is kept for reuse, or, if ``recycle`` is False, returned to the system."""
+    ``recycle``: whether host memory is kept for reuse when its last view is gone. False: the system gets it back."""
     if torch.device(device).type == "cpu":
         made: Tensor = native.memory.bytes(nbytes, recycle)
         return made
@@ -59,7 +59,7 @@ def empty_bytes(nbytes: int, device: torch.device | str = "cpu", *, recycle: boo
 
 
 def reserve(size: int, count: int) -> None:
-    """Make the memory of ``count`` vectors of ``size`` elements in advance. Later vectors of this size reuse it."""
+    """Allocate memory for ``count`` vectors of ``size`` fp32 elements, which later vectors of this size will reuse."""
     _ = [empty(size) for _ in range(count)]
 
 
@@ -74,5 +74,5 @@ def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def trim() -> None:
-    """Return all memory that is kept for reuse to the operating system."""
+    """Return the host memory that is kept for reuse to the operating system."""
     native.memory.trim()

@@ -1,5 +1,5 @@
-"""An update as it arrived: consecutive pieces of the flat vector, which kernels read in place. Pieces are made from
-arrays of torch, NumPy or other libraries. Arrays that are not safe to read are refused."""
+"""Pieces: an update as consecutive pieces of the flat vector, which kernels read in place. A piece is an array of
+torch, NumPy or another library. Arrays that are not safe to read are refused."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from fastagg._types import Arrays
 from fastagg.errors import DTypeMismatch
 from fastagg.storage.lease import Lease
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # code in csrc/plan.h -> type
-# Type of an update -> its code in the log. uint8 is the type of an encoded update's bytes.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # the type of each code in csrc/plan.h
+# Type of an update -> the type's code in the log. uint8 stands for the bytes of an encoded update.
 STREAMED = {dtype: code for code, dtype in enumerate(DTYPES)} | {torch.uint8: 7}
 _TORCH_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
-_WHOLE = len(DTYPES)  # the code of int64
+_WHOLE = len(DTYPES)  # the code of int64. Only tensors with smaller codes may be pieces.
 _ENCODED = 8  # the code of an encoded update, which is a single piece
 # Returns the address, element count and type code of a contiguous CPU tensor of torch's own class. Otherwise None.
 _look = native.memory.look
-HOST = torch.device("cpu")  # a constant, because making a device takes as long as three comparisons
-# Keys are types in native byte order. A lookup by the type's name would take longer than reading a small layer.
+HOST = torch.device("cpu")  # a constant, because making the object takes as long as three comparisons
+# NumPy type in native byte order -> code. A lookup by the type's name would take longer than reading a small layer.
 _NUMPY_CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1}
 
 
 class Pieces:
     """Consecutive 1-D pieces of a flat vector on one device.
 
-    Each piece is a torch tensor, a NumPy array or anything with DLPack, of any shape, in fp32, fp16 or bf16. Only a
-    piece that is not contiguous is copied. The pieces together are the flat vector. A size or address that a subclass
-    of torch's or NumPy's class reports is ignored: the base class's own are used.
+    Each piece is a torch tensor, a NumPy array or anything with DLPack, of any shape, in fp32, fp16 or bf16. The only
+    piece may instead be an encoded update. A piece is copied only if it is not contiguous or, in torch, a negated view.
+    The size and address of an array of a subclass are those that the base class of torch or NumPy reports.
 
     Attributes:
         size: the number of elements of all pieces together.
@@ -64,13 +64,13 @@ class Pieces:
         piece = as_array(piece)
         if isinstance(piece, np.ndarray):
             code = _NUMPY_CODES.get(piece.dtype)
-            if code is None and not (piece.dtype.isnative and piece.dtype.name == "bfloat16"):  # ml_dtypes' bfloat16
+            if code is None and not (piece.dtype.isnative and piece.dtype.name == "bfloat16"):  # the type in ml_dtypes
                 raise DTypeMismatch(
                     f"expected float32, float16 or bfloat16, got a {piece.dtype} array"
                     + ('; convert it with .astype("float32")' if piece.dtype.kind in "fiub" else "")
                 )
             code = 2 if code is None else code
-            # Only the address is used. Making a tensor of a read-only array would fail or cause a warning.
+            # No tensor is made of the array, because torch warns about read-only arrays. The address is enough.
             if not piece.flags.c_contiguous:
                 piece = np.ascontiguousarray(piece)
             self._append(piece, _address(piece), piece.size, code, HOST)
@@ -85,7 +85,7 @@ class Pieces:
         if piece.is_meta:
             raise DTypeMismatch("expected numbers, got a tensor on the meta device, which has none")
         _refuse_freed(piece)
-        # Each of these calls is made only if it is needed, because it takes as long as the kernel for small d.
+        # Each of the calls below is made only if it is needed. For a small piece it takes as long as the kernel.
         if piece.is_cuda:
             self._hold(piece)
         if piece.requires_grad:
@@ -97,8 +97,8 @@ class Pieces:
         self._append(piece, piece.data_ptr(), piece.numel(), code, piece.device)
 
     def _hold(self, piece: Tensor) -> None:
-        # The tensor may have been made on another stream. Without this call, the allocator could reuse its memory while
-        # the current stream reads it.
+        # The tensor may have been made on another stream. Without this call, torch's allocator could reuse the memory
+        # while the current stream reads the tensor.
         piece.record_stream(torch.cuda.current_stream(piece.device))
         if getattr(piece, "_of_another_library", False):  # torch's allocator does not know this memory
             leases = getattr(self, "leases", [])
@@ -113,24 +113,24 @@ class Pieces:
         self.size += size
 
     def flat(self, dtype: torch.dtype) -> Tensor:
-        """Return the whole vector as one new 1-D tensor of ``dtype`` on the pieces' device."""
+        """Return the whole vector as a new 1-D tensor of ``dtype``, on the pieces' device."""
         if not self.owners:
             return torch.empty(0, dtype=dtype, device=self.device)
         return torch.cat([as_tensor(owner).reshape(-1).to(dtype) for owner in self.plain().owners])
 
     def to(self, device: torch.device) -> Pieces:
-        """Return the same pieces on ``device``."""
+        """Return the pieces on ``device``. An encoded update that is moved is decoded first."""
         if device == self.device:
             return self
         return Pieces([as_tensor(owner).to(device) for owner in self.plain().owners])
 
     @property
     def is_encoded(self) -> bool:
-        """Whether the pieces are an encoded update."""
+        """Whether the only piece is an encoded update."""
         return len(self.native) == 1 and self.native[0][2] == _ENCODED
 
     def plain(self) -> Pieces:
-        """Return pieces with the same numbers that are all arrays. An encoded update is decoded."""
+        """Return the pieces as arrays. An encoded update is decoded to fp32. Other pieces are returned unchanged."""
         if not self.is_encoded:
             return self
         out = torch.empty(self.size, dtype=torch.float32, device="cpu")
@@ -139,14 +139,14 @@ class Pieces:
 
 
 def _address(array: np.ndarray) -> int:
-    # `array.ctypes` takes more than twice as long as `from_buffer`, and messages have many small layers.
+    # `array.ctypes` takes more than twice as long as `from_buffer`, and a model can have many small layers.
     if array.flags.writeable and array.size and array.dtype in _NUMPY_CODES:
         return addressof(c_char.from_buffer(array.data))
     return int(array.ctypes.data)
 
 
 def as_pieces(update: Tensor | np.ndarray | Sequence[Arrays] | Pieces) -> Pieces:
-    """Return ``update`` as pieces. ``update`` may be one array, a sequence of arrays, or pieces."""
+    """Return ``update`` as pieces. ``update`` is one array, a list or tuple of arrays, or pieces already."""
     if type(update) is Tensor and (native := _plain(update)) is not None:
         return _of_tensor(update, native)
     if isinstance(update, Pieces):
@@ -162,14 +162,14 @@ def _plain(tensor: Tensor) -> tuple[int, int, int] | None:
 
 
 def is_plain_fp32(tensor: Tensor) -> bool:
-    """Return whether a tensor is of torch's own classes, fp32, on the CPU and contiguous."""
+    """Return whether a tensor is of torch's own class, contiguous, on the CPU and in fp32."""
     memory = _look(tensor)
     return memory is not None and memory[2] == 0
 
 
 def plain_pieces(tensor: Tensor, size: int) -> Pieces | None:
-    """Return a tensor of torch's own class as pieces, if it is a contiguous vector of ``size`` fp32 elements on the
-    CPU. Otherwise None. Most updates have this form, so this function makes as few checks as possible."""
+    """Return a tensor as pieces, if it is of torch's own class, and a contiguous vector of ``size`` fp32 elements on
+    the CPU. Otherwise None. Most updates have this form, so this function makes as few checks as possible."""
     if tensor.dim() != 1:
         return None
     memory = _plain(tensor)
@@ -183,17 +183,16 @@ def _of_tensor(tensor: Tensor, memory: tuple[int, int, int]) -> Pieces:
 
 
 def stored_pieces(stored: Sequence[Tensor]) -> Pieces:
-    """Return an update of a checkpoint as pieces. ``stored``: its arrays, or the bytes of an encoded update."""
+    """Return an update from a checkpoint or an upload as pieces. ``stored``: the update's arrays, or one uint8 tensor
+    with the bytes of an encoded update."""
     if len(stored) == 1 and stored[0].dtype is torch.uint8:
         return Pieces([native.encoding.Encoded(stored[0].numpy())])
     return Pieces(stored)
 
 
 def as_array(value: Arrays) -> Tensor | np.ndarray:
-    """Return ``value`` as a plain torch tensor or NumPy array that shares its memory. Arrays of other libraries become
-    tensors through DLPack.
-
-    An array of a subclass becomes one of the base class with the same memory, whatever the subclass reports."""
+    """Return ``value`` as an array of exactly torch's or NumPy's class, with the same memory. Arrays of other libraries
+    become tensors through DLPack. DTypeMismatch: ``value`` is no such array."""
     kind = type(value)
     if kind is np.ndarray or (kind is Tensor and not value.is_nested):
         return value
@@ -219,8 +218,8 @@ def as_array(value: Arrays) -> Tensor | np.ndarray:
 
 
 class _DlpackArray:
-    """An array of another library. Its strides are checked before torch sees them: a negative stride would end the
-    process."""
+    """A wrapper of another library's array. It checks the array's strides before torch reads them, because a negative
+    stride in DLPack would end the process."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -233,10 +232,8 @@ class _DlpackArray:
 
 
 def checked(value: Any) -> Any:
-    """Return an object that may be passed to torch.from_dlpack or torch.as_tensor in place of a user's object or
-    capsule.
-
-    DTypeMismatch, here or when torch reads the object: the array has a negative stride."""
+    """Return an object to pass to torch.from_dlpack or torch.as_tensor in place of ``value``, a user's array or DLPack
+    capsule. If the array has a negative stride, DTypeMismatch is raised here, or when torch reads the object."""
     if hasattr(value, "__dlpack__") and not isinstance(value, (Tensor, np.ndarray)):
         return _DlpackArray(value)
     if not native.memory.is_fit_for_torch(value):
@@ -250,8 +247,8 @@ def _plain_tensor(value: Tensor) -> Tensor:
         if value.is_nested:  # a nested tensor has no shape
             raise DTypeMismatch("expected one dense array, got a nested tensor")
         return value
-    # A class with its own dispatch is a wrapper (fake, distributed, masked, nested), whose memory does not hold the
-    # numbers.
+    # A class with a `__torch_dispatch__` of its own (fake, distributed, masked, nested) is a wrapper. Its memory does
+    # not hold the numbers.
     if getattr(kind, "__torch_dispatch__", None) is Tensor.__torch_dispatch__:
         try:
             with torch._C.DisableTorchFunctionSubclass():  # the class may override as_subclass, too
@@ -266,7 +263,7 @@ def _plain_array(value: np.ndarray) -> np.ndarray:
         raise DTypeMismatch("expected an array of numbers, got a masked array: fill in what is masked (filled())")
     try:
         return np.ndarray.view(value, np.ndarray)
-    except TypeError:  # the object claims to be an array, but is none
+    except TypeError:  # the object claims to be an array by its `__class__`, but is not one
         raise DTypeMismatch(f"expected an array of numbers, got {type(value).__name__}") from None
 
 
@@ -288,13 +285,13 @@ def _refuse_freed(tensor: Tensor) -> None:
 
 
 def as_tensor(value: object) -> Tensor:
-    """Return ``value`` as a tensor that shares memory if possible."""
+    """Return ``value`` as a tensor. The tensor shares the array's memory if torch can show this memory."""
     array = as_array(value)
     if isinstance(array, Tensor):
         if array.layout is torch.strided:
             _refuse_freed(array)
         return array
-    if array.dtype.name == "bfloat16":  # ml_dtypes' type: torch cannot read it, but it can read the same bits as uint16
+    if array.dtype.name == "bfloat16":  # torch cannot read the type of ml_dtypes, but can read the bits as uint16
         return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
     try:
         # A tensor cannot be read-only, or have a negative stride or another byte order. Such arrays are copied.

@@ -1,7 +1,7 @@
-"""Copies updates from host memory to a GPU: in chunks, through pinned memory.
+"""Copies updates from host memory to a GPU, in chunks through a buffer of pinned memory.
 
-While one chunk is transferred, the processor copies the next one into another slot of the pinned buffer. The copies
-have their own stream, so the device computes meanwhile. Only the device's current stream waits for the last chunk.
+While one chunk is transferred, the CPU copies the next chunk into another slot of the buffer. The transfers have a
+stream of their own, so the GPU can compute meanwhile. The current stream of the GPU waits for the last chunk.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ _SLOTS = 3
 
 
 def upload(pieces: Pieces, device: torch.device) -> Pieces:
-    """Return the same update on ``device``: unchanged if it is already there, otherwise as one vector.
+    """Return the update on ``device``: the pieces themselves if they are on it, otherwise one vector.
 
-    If all pieces have one type, the vector has this type. Otherwise the vector is fp32. The caller may write to the
-    pieces' memory after this call.
-    """
+    If all pieces have one type, the vector has this type. Otherwise the vector is fp32. After this call, the caller may
+    write to the memory of pieces in host memory."""
     if pieces.device == device:
         return pieces
     pieces = pieces.plain()
@@ -35,7 +34,7 @@ def upload(pieces: Pieces, device: torch.device) -> Pieces:
 
 
 class _Stage:
-    """The pinned buffer of one device, the stream of the copies, and the current transfers."""
+    """The pinned buffer of one GPU, the stream of its transfers, and an event for each slot's last transfer."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -54,7 +53,7 @@ class _Stage:
         step = _CHUNK // dtype.itemsize
         compute = torch.cuda.current_stream(self.device)
         with self.lock:
-            # `out` is allocated on the copies' stream, because memory freed on the other stream may still be in use.
+            # `out` is allocated on the transfers' stream. Memory of the current stream might still be in use there.
             with torch.cuda.stream(self.stream):
                 out = memory.empty(pieces.size, self.device, dtype)
             for first in range(0, pieces.size, step):
@@ -66,7 +65,7 @@ class _Stage:
     def _send(self, pieces: Pieces, first: int, count: int, out: Tensor) -> None:
         slot, event = self.slots[self.next], self.events[self.next]
         if event is not None:
-            event.synchronize()  # the transfer of this slot's last chunk has ended
+            event.synchronize()  # wait for the end of this slot's last transfer
         native.copy(
             native.Update(pieces.native), first=first, count=count, item=out.element_size(), out=slot.data_ptr()
         )
