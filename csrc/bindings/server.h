@@ -84,7 +84,8 @@ auto reading(ServerObject& server, Act act) {
   return act(*server.engine);
 }
 
-// -- Python's functions. Functions with the parameter `args` are called without pybind11.
+// -- Functions that Python calls, and their helpers. Python calls those with the parameter `args` directly, without
+// pybind11's conversion of arguments.
 
 // receive(client, update, version, num_samples, task, offset, incarnation): returns the receipt, or None if only Python
 // can read the update. Python then calls again with the update's Numbers.

@@ -66,8 +66,9 @@ FASTAGG_FN float absmax(const float* in) {
   return float_from_bits(static_cast<uint32_t>(largest));
 }
 
-// Computes the scales of gain*in for a whole block, before any rounding. So the divisions do not wait for the rounding
-// of earlier scale blocks. The largest magnitude of gain*in is |gain| times that of `in`, because rounding keeps order.
+// Computes the scales of gain*in, and their inverses, for a whole block before any value is rounded to a code. So the
+// divisions do not wait for the rounding of earlier scale blocks. `levels`: the format's largest code. In floats,
+// |gain| times the largest |in[i]| equals the largest |gain*in[i]|, because float rounding keeps the order.
 FASTAGG_FN void find_scales(const float* in, float gain, float levels, float* scales, float* inverses, int64_t n) {
   const float size = gain < 0.0f ? -gain : gain;
   for (int64_t b = 0; b < n / kScaleBlock; ++b) {

@@ -93,9 +93,10 @@ class DirectionState {
 
   // Refuses an answer that this direction cannot use. Arguments: the client, the answered version, the current version.
   virtual void check(const ClientId&, int64_t, int64_t) const {}
-  // Plans the effect of these updates, in order. Only buffers plan several updates at a time. `closes`: whether to make
-  // a step even if the round is not full. With ReadMode::kReadOnce or kUpdates the norms are not known yet. Then
-  // `measured` is called with the norms before `commit`. With kReadOnce, `run` writes only to memory that nobody reads.
+  // Plans the effect of these updates, in order. Only buffers take several updates at a time. `closes`: whether to make
+  // a step even if the round is not full. In every mode except kMeasured the norms are not known yet. With kReadOnce
+  // and kUpdates `measured` gets them before `commit`. With kReadOnce `run` writes only to memory that nobody reads
+  // until `commit`, so a refused update changes nothing.
   virtual Outcome plan(const Contributions& contributions, bool closes, ReadMode mode) = 0;
   virtual void measured(const Contributions&) {}
   // `optimizer` steps if and only if `plan` returned a step. Allocates nothing after the first kernel.

@@ -40,7 +40,7 @@ struct Findings {
   std::optional<double> weight, share;
   std::optional<double> reported_norm, reported_weight;  // for the receipt; none: the step's values
   std::optional<double> gain;                            // the factor with which the extension has clipped the update
-  bool drops = false;                                    // whether the update is dropped; the answer ends its task
+  bool drops = false;                                    // true: the update is dropped; the answer only ends its task
   bool waits = false;                                    // true: only `change` uses the update, and no step is planned
   bool finishes = false;                                 // whether `change` changes the next version (Change::finish)
   int32_t next_steps = 0;                                // the client's next number of local steps; 0: unchanged

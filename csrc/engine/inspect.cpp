@@ -78,7 +78,8 @@ void Stages::find_task(PendingAnswer& pending) {
   brings.share = share_of(core_.settings, answer);
   brings.count = answer.count;
   brings.total = answer.total;
-  pending.counts = brings.share > 0.0 || sums;  // an answer with 0 samples can only fill up a round
+  // An answer with 0 samples adds nothing to a mean. It counts only in a buffer, where it takes a place in the round.
+  pending.counts = brings.share > 0.0 || sums;
   if (!core_.prepares(answer)) weigh(core_, pending);
 }
 
@@ -91,8 +92,9 @@ void Stages::check_participants(const Answer& answer) const {
   for (const ClientId& client : answer.participants) check(client);
 }
 
-// Makes room for the answer's clients in the counts of participation. Only the commit counts. The call comes late, so
-// that few refused answers leave a place without counts.
+// Finds the places of the answer's clients in the participation counts, and adds places for new clients. The counts
+// themselves change only at the commit. This is called as late as possible, because an answer that is refused
+// afterwards leaves a new client's place with a count of 0.
 void Stages::place_participants(PendingAnswer& pending) {
   Participation& participation = core_.ledger.participation;
   if (!participation.policy.limits() || !pending.counts) return;

@@ -94,9 +94,10 @@ struct MultiKrumRule {
   }
 };
 
-// Returns the distance of each update from a point. The point is the sum of shares[k] times update k. `products` has
-// the inner products of all pairs of updates. The rules give a small share to an update far from the point, so no term
-// is much larger than the distances. A sum of pairs' squared distances would be less precise: its large terms cancel.
+// Returns the distance of each update u_i from the point p = sum of shares[k]*u_k, as sqrt(|u_i|^2 - 2*u_i.p + |p|^2).
+// `products`: the inner products of all pairs of updates. An update far from p has a small share, so it adds little to
+// u_i.p and |p|^2. A formula from the pairs' squared distances would be less precise, because an outlier's large
+// squared distances would have to cancel.
 std::vector<double> distances_from_point(const std::vector<double>& products, const std::vector<double>& shares) {
   const size_t count = shares.size();
   std::vector<double> distances(count);

@@ -93,10 +93,10 @@ FASTAGG_FN F trimmed_mean(int64_t count, int64_t cut, At at) {
   return sum / static_cast<float>(count - 2 * cut);
 }
 
-// Returns the mean around the median of `count` sorted values. at(k) is the k-th value, from 0. The values in the mean
-// are count - cut neighbours in the sorted order. So of two values that are count - cut places apart, at most one is in
-// the mean: the nearer to the median, or the lower one if both are equally near. chosen(condition, yes, no) returns
-// `yes` where the condition holds, and otherwise `no`.
+// Returns the mean of those count - cut of the `count` sorted values that are nearest to the median. at(k) is the k-th
+// value, from 0. The chosen values are neighbours in the sorted order, so two values that are count - cut places apart
+// are never both chosen: the farther from the median is left out, or the upper one if both are equally near.
+// chosen(condition, yes, no) returns `yes` where the condition holds, and otherwise `no`.
 template <typename F, typename At, typename Chosen>
 FASTAGG_FN F mean_around(int64_t count, int64_t cut, At at, Chosen chosen) {
   const int64_t kept = count - cut;

@@ -53,7 +53,8 @@ template <typename Vector, int64_t Vectors, int64_t Rows, int64_t Groups>
 struct Tile {
   static constexpr int64_t kLanes = sizeof(Vector) / sizeof(float), kWide = Groups * Vectors;
 
-  // Computes `Height` rows from row r on, or fewer at the end, of `Groups` groups. `Dense`: whether line[j] is 16*j.
+  // Computes rows r to r + Height - 1 of the product (fewer if the product has fewer), for `Groups` groups of columns
+  // from `group` on. `Dense`: whether p.line is null, so that line[j] is 16*j.
   template <int64_t Height, bool Dense>
   FASTAGG_FN void compute(const Product& p, int64_t group, int64_t r) {
     const int64_t rows = p.rows - r, b_group = p.b_group;

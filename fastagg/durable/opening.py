@@ -127,7 +127,8 @@ def open_on(
         watch = watch_of(server) or ServerWatch()  # `make` may have called `fastagg.watch`
         server._attach(log, watch)
         watch.begin(server, min(watch.slow, _SLOW))
-        # A new incarnation begins, because new versions may get the numbers of versions that the last process lost.
+        # From the next version on, versions belong to a new incarnation (a random number). The number tells them apart
+        # from versions with the same numbers that the last process made but lost before they were on the disk.
         if not is_new:
             server._engine.begin_incarnation(server.version + 1, engine.new_incarnation())
         weakref.finalize(server, log.close, 5.0)  # waits at most 5 seconds for each thread

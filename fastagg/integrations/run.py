@@ -176,7 +176,8 @@ class Rule:
 
 
 class App(NamedTuple):
-    """The framework's app to which a run belongs. Relative paths are in ``folder``. ``name`` may be empty."""
+    """The framework's app (such as a Flower app or a FLARE job) to which a run belongs. Relative paths of the run's
+    files (checkpoint, best model, CSV) begin at ``folder``. ``name`` may be empty."""
 
     kind: str
     name: str

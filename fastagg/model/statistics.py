@@ -1,8 +1,9 @@
-"""Checks clients' BatchNorm statistics and counters, so that their means and largest values fit the model. Layouts call
-this module when they parse an update.
+"""Checks the BatchNorm statistics and counters in a client's update. Layouts call this module when they parse one.
 
-The server's statistics become for example the mean of the clients', and its counters the largest of the clients'
-(fastagg/server/statistics.py). A variance below zero would make the model's outputs NaN.
+The server takes, for example, the mean of the clients' statistics and the largest of their counters
+(fastagg/server/statistics.py). So statistics must be finite and small enough for a finite mean, and counters must fit
+the model's type. Variances and batch counts must not be negative: a negative variance would make the model's outputs
+NaN.
 """
 
 from __future__ import annotations

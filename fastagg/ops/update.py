@@ -73,7 +73,8 @@ def measure(update: Update, *, x: Tensor | None = None, base: Tensor | None = No
 
     Args:
         update: d elements, on a CUDA device.
-        x, base: the model and the version that the update was trained from, [d]. None (both): there is no distance.
+        x, base: the current model, and the model of the version that the update was trained from, [d]. Give both or
+            neither. Without them the distance and the inner product are 0.
         inner: whether to compute ``(x - base).update``, too.
 
     Returns:

@@ -1,4 +1,5 @@
-"""Differential privacy for clients: its settings, which users pass to presets, its noise, and the privacy spent."""
+"""Differential privacy for clients: its settings, its noise, and the privacy spent. Users pass the settings as
+``privacy`` to rules such as FedBuff."""
 
 from __future__ import annotations
 
