@@ -272,7 +272,9 @@ void Stages::plan_step(ReadMode mode) {
   const store::Vector& x = core_.model.current;
   const Sums* const sums = core_.direction->is.sums;
   if (sums && !core_.place.device && x.dtype == kFloat32) step_.sum = sums->along();
-  if (keeps_version() || step_.finishes || mode == ReadMode::kReadOnce)
+  // The memory of a complete sum becomes the next version. The memory of a version that was sent is then released.
+  const bool hands_over = core_.model.shared && step_.sum;
+  if (hands_over || keeps_version() || step_.finishes || mode == ReadMode::kReadOnce)
     step_.next = step_.sum ? step_.sum : core_.place.memory->vector(size, x.dtype);
   const OptimizerState& with = step_.moments ? *step_.moments : core_.optimizer;
   step_.kernel = with.planned(core_.ledger.steps, step_.lr, x, step_.next ? step_.next : x);
