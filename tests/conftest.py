@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +16,9 @@ from fastagg.ops.place import emulated
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
     torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so; tests send Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # a commit's examples are always the same, so what fails is what was changed; the nightly run draws new ones
 settings.register_profile("quick", deadline=None, print_blob=True, max_examples=25, derandomize=True)
