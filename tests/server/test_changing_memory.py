@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.presets import CLIENTS, PRESETS, model
+from support.models import same
+from support.presets import CLIENTS, PRESETS, calls, model, update
 from torch import Tensor
 
 import fastagg
@@ -91,3 +92,16 @@ def test_the_model_moves_at_most_as_far_as_the_norms_say(
     server = fastagg.FedBuff(torch.zeros(SIZE), buffer_size=buffer_size, answers_per_step=None)
     norms = sum(receipt.update_norm for receipt in played(server, changing, 1_000, still))
     assert server.flat.abs().max().item() <= norms / buffer_size * (1 + 1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PRESETS)
+def test_still_changes_no_bit(name: str) -> None:
+    changing, still = (PRESETS[name](model(SIZE)) for _ in range(2))
+    for client, number in calls(name, 14):
+        if number is None:
+            changing.dispatch(client), still.dispatch(client)
+        else:
+            receipt = changing.receive(client, update(number, SIZE), num_samples=2.0)
+            assert still.receive(client, update(number, SIZE), num_samples=2.0, still=True) == receipt
+    assert same(changing.state_dict(), still.state_dict())
