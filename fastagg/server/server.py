@@ -563,7 +563,7 @@ class Server:
             ShapeMismatch: the number of bytes is wrong.
             EncodingError: the bytes are no encoded update.
             Busy: another upload for the same task is complete, or is being written to.
-            Other errors are those of :meth:`receive`. If there is no such task, this call itself raises the error.
+            FastaggError: as in :meth:`receive`. If there is no such task, this call itself raises the error.
 
         Example:
             >>> server = fastagg.FedBuff(torch.zeros(4), buffer_size=1)
