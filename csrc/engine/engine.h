@@ -1,8 +1,8 @@
 // The engine of a server. Its methods are the server's operations. Answers and the ends of rounds are executed as
 // transactions (transaction.h). Only the thread that holds the lock may use the server's state (core.h).
 //
-// An update's sender may write to the update's memory at any time, unless Answer::is_private is true. Such a write must neither put NaN into the state nor break a bound. So the engine reads an update in one of three
-// ways:
+// An update's sender may write to the update's memory at any time, unless Answer::is_private is true. Such a write must
+// neither put NaN into the state nor break a bound. So the engine reads an update in one of three ways:
 //   copied      Inspection copies the elements to the engine's memory. All later stages, and the log, read the copy.
 //   read once   One pass reads the elements, and writes to new memory (AnswerTransaction::may_read_once, or a batch).
 //   read twice  Only if `still` is true. Inspection measures the elements. The step's kernel reads them again, and
