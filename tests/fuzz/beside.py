@@ -147,6 +147,7 @@ class Beside:
     def __init__(self, values: Values, seed: object) -> None:
         self.values, self.draw = values, random.Random(f"{seed}")
         self.rng = np.random.default_rng(self.draw.getrandbits(63))
+        self.apart = random.Random(f"{seed} apart")  # draws what the model need not know
         self.size = self.draw.choice(SIZES[values["elements"]])
         last = self.size // 3
         self.shapes: dict[str, Any] = {"a": (self.size - last,), **({"b": (last, 1)} if last else {})}
@@ -432,6 +433,8 @@ class Beside:
         if task.version != model.version or not np.abs(flat - model.sent).max() <= (rounds + 1e-6) * most:
             raise Wrong(f"sent {task.version}, {flat}; the model's {model.version}, {model.sent}")
         model.sent = flat
+        if self.apart.random() < 0.5:
+            task = copy.deepcopy(task)  # so that nobody holds the version, and the next step may be in place
         if task.local_steps != model.local_steps:
             raise Wrong(f"{task.local_steps} local steps, and the model's {model.local_steps}")
         self.sent = [*self.sent[-7:], Sent(task, model, plain[0])]
@@ -523,6 +526,7 @@ class Beside:
         if self.values["direction"] == "CosineBuffer" and route == "flat" and self.draw.random() < 0.7:
             more["control"] = torch.from_numpy(self.numbers())
         control = more["control"].double().numpy() if more else None
+        still = self.apart.random() < 0.5
 
         def call() -> fastagg.Receipt:
             if route.endswith("chunks"):
@@ -531,7 +535,7 @@ class Beside:
                 return server.receive_partial(client, made.update, **named)
             if route in ("model", "difference"):
                 return server.receive_model(one.task, made.update, made.samples, difference=route == "difference")
-            return server.receive(client, made.update, num_samples=made.samples, **named, **more)
+            return server.receive(client, made.update, num_samples=made.samples, still=still, **named, **more)
 
         if route in ("model", "difference"):
             by, plainly = {"task": one.model}, {"task": one.plain.id}
@@ -568,7 +572,8 @@ class Beside:
         self.did.append(f"{route}: {told}")
         answers = [
             fastagg.Answer(one.task.client, made.update, one.task.version, made.samples, kind=made.kind,
-                           sent=one.task if made.kind == "model" else None, measures=self.draw.random() < 0.5)
+                           sent=one.task if made.kind == "model" else None, measures=self.draw.random() < 0.5,
+                           still=self.apart.random() < 0.5)
             for one, made in sent.values()
         ]  # fmt: skip
 
