@@ -30,8 +30,11 @@ struct Leases {
   };
   Limits limits;
   double skew = 0.0;         // seconds that are added to the clock, for tests
-  std::deque<SentTask> due;  // in the order of sending; after `renew`, of versions; empty if nothing expires
-  int64_t expired = 0;       // the number of tasks that ended overdue, or because `expire` was called
+  // Each limit has its own list, with the task that is overdue first in front. The lists have different orders, because
+  // `hand_on` sends a task of an old version.
+  std::deque<SentTask> by_end;      // empty without a lease
+  std::deque<SentTask> by_version;  // empty without max_delay
+  int64_t expired = 0;              // the number of tasks that ended overdue, or because `expire` was called
 
   double own_time() const {  // seconds on this process' clock
     return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -43,9 +46,23 @@ struct Leases {
   bool is_over(const OpenTask& task, double time, int64_t now) const {
     return task.ends <= time || why_over(task.version, now) == Ids::kDelay;
   }
-  // Returns the seconds since the first task in `due` was sent or renewed, whether or not the task was answered. 0 if
-  // `due` is empty, or if tasks have no lease.
-  double oldest() const { return due.empty() ? 0.0 : std::max(0.0, time() - (due.front().ends - limits.lease)); }
+  // Returns the seconds since the first task in `by_end` was sent or renewed, whether or not the task was answered. 0
+  // if `by_end` is empty.
+  double oldest() const {
+    return by_end.empty() ? 0.0 : std::max(0.0, time() - (by_end.front().ends - limits.lease));
+  }
+  // Adds a task that ends later than every other. If memory ends in between, the task stays in one list.
+  void add(const SentTask& task) {
+    if (limits.lease < std::numeric_limits<double>::infinity()) by_end.push_back(task);
+    if (limits.max_delay == INT64_MAX) return;
+    const auto is_older = [](int64_t version, const SentTask& other) { return version < other.version; };
+    by_version.insert(std::upper_bound(by_version.begin(), by_version.end(), task.version, is_older), task);
+  }
+  // Returns the list whose first task is overdue, or nullptr.
+  std::deque<SentTask>* overdue(double time, int64_t now) {
+    if (!by_version.empty() && why_over(by_version.front().version, now) == Ids::kDelay) return &by_version;
+    return !by_end.empty() && by_end.front().ends <= time ? &by_end : nullptr;
+  }
 };
 
 }  // namespace fastagg::engine

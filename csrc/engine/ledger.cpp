@@ -110,7 +110,7 @@ Ledger::TaskReference Ledger::find(const ClientId& id, int64_t version, int64_t 
   }
   const int64_t wanted = version == kLastSent ? tasks.last_sent(place) : version;
   if (const OpenTask* task = tasks.find(place, wanted)) {
-    if (leases.due.empty() || !leases.is_over(*task, leases.time(), now))
+    if (!leases.limits.expires() || !leases.is_over(*task, leases.time(), now))
       return {place, wanted, task->local_steps, task->id};
     refuse(Why::kUnknownVersion, id, ": its task " + end_of(wanted, leases.why_over(wanted, now)) + "; " + kAgain);
   }
@@ -150,15 +150,10 @@ int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, c
   double ends = leases.limits.lease;
   if (expires) {
     ends += leases.time();
-    leases.due.push_back({ends, version, roster.clients.token(place), static_cast<int32_t>(place)});
+    leases.add({ends, version, roster.clients.token(place), static_cast<int32_t>(place)});
   }
   if (again == nullptr) {
-    try {
-      open(place, version, local_steps, data, ends, task == kNoTask ? ids.next() : task);
-    } catch (...) {
-      if (expires) leases.due.pop_back();
-      throw;
-    }
+    open(place, version, local_steps, data, ends, task == kNoTask ? ids.next() : task);
   } else {
     again->ends = ends;
     again->local_steps = local_steps;
@@ -168,30 +163,32 @@ int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, c
   return place;
 }
 
-std::optional<Ledger::OverdueTask> Ledger::overdue() const {
-  if (leases.due.empty()) return std::nullopt;
-  const Leases::SentTask& due_task = leases.due.front();
+std::optional<Ledger::OverdueTask> Ledger::overdue() {
   const double time = leases.time();
-  if (due_task.ends > time && leases.why_over(due_task.version, now) != Ids::kDelay) return std::nullopt;
-  OverdueTask overdue{{}, due_task.version, false, false};
+  std::deque<Leases::SentTask>* const list = leases.overdue(time, now);
+  if (list == nullptr) return std::nullopt;
+  const Leases::SentTask& due_task = list->front();
+  OverdueTask overdue{list, {}, due_task.version, false, false};
   if (!roster.is_there(due_task)) return overdue;  // the client was forgotten
   const OpenTasks& tasks = roster.tasks;
   const OpenTask* task = tasks.find(due_task.place, due_task.version);
   overdue.ends = task != nullptr && leases.is_over(*task, time, now);
   int64_t others = -static_cast<int64_t>(overdue.ends);
   tasks.each(due_task.place, [&](const OpenTask&) { ++others; });
-  overdue.forgets = roster.clients.numbered() < 0 && others == 0 && tasks.last_sent(due_task.place) == due_task.version;
+  const int64_t last = tasks.last_sent(due_task.place);
+  const bool is_last_over = last == due_task.version || leases.why_over(last, now) == Ids::kDelay;
+  overdue.forgets = roster.clients.numbered() < 0 && others == 0 && is_last_over;
   if (overdue.ends || overdue.forgets) overdue.client = roster.clients.at(due_task.place);
   return overdue;
 }
 
 void Ledger::pass(const OverdueTask& overdue) noexcept {
-  const int64_t place = leases.due.front().place;
-  leases.due.pop_front();
+  const int64_t place = overdue.list->front().place;
+  overdue.list->pop_front();
   leases.expired += overdue.ends;
   if (overdue.ends)
     close(place, overdue.version, Ids::unanswered(overdue.version, leases.why_over(overdue.version, now)));
-  if (overdue.forgets) roster.remove(place, leases.due);
+  if (overdue.forgets) roster.remove(place, leases);
 }
 
 int64_t Ledger::expire_before(int64_t version) {
@@ -218,11 +215,12 @@ void Ledger::close(int64_t place, int64_t version, int64_t outcome) noexcept {
 void Ledger::forget(const ClientId& id) {
   const int64_t place = place_of(id);
   for (const int64_t version : roster.owed(place)) close(place, version, Ids::unanswered(version, Ids::kGivenUp));
-  roster.remove(place, leases.due);
+  roster.remove(place, leases);
 }
 
 void Ledger::renew() {
-  leases.due.clear();
+  leases.by_end.clear();
+  leases.by_version.clear();
   if (!leases.limits.expires()) return;
   const double ends = leases.time() + leases.limits.lease;
   roster.tasks.renew(ends);
@@ -238,7 +236,7 @@ void Ledger::renew() {
   }
   std::stable_sort(due.begin(), due.end(),
                    [](const Leases::SentTask& a, const Leases::SentTask& b) { return a.version < b.version; });
-  leases.due.assign(due.begin(), due.end());
+  for (const Leases::SentTask& task : due) leases.add(task);
 }
 
 void Incarnations::begin(int64_t version, uint64_t number, int64_t oldest) noexcept {
@@ -366,7 +364,7 @@ void Ledger::load(const State& state) {
 }
 
 int64_t Ledger::nbytes() const {
-  return static_cast<int64_t>(roster.nbytes() + leases.due.size() * sizeof(Leases::SentTask) + ids.nbytes()) +
+  return static_cast<int64_t>(roster.nbytes() + (leases.by_end.size() + leases.by_version.size()) * sizeof(Leases::SentTask) + ids.nbytes()) +
          participation.nbytes();
 }
 

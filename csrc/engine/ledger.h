@@ -2,10 +2,10 @@
 // tasks ended (ids.h). The ledger also stores the versions that open tasks need, and in which incarnation of the server
 // each version was made. An incarnation lasts from one start or load of the server to the next. Sending, finding and
 // closing a task take O(1) time in the number of clients. Besides the roster, memory is 24 bytes for each of the last
-// 16,384 ended tasks. If tasks expire, each sent task takes 32 bytes more until it is overdue, even if it was answered.
+// 16,384 ended tasks. Each sent task takes 32 bytes more for each limit (lease, max_delay) until it is overdue, even if it was answered.
 //
 // Callers use the ledger's members directly. The methods of Ledger are operations on several members. If a method other
-// than `load` fails, nothing has changed. `close` and `pass` cannot fail.
+// than `load` fails, nothing has changed except memory. `close` and `pass` cannot fail.
 #pragma once
 
 #include <cstdint>
@@ -78,15 +78,16 @@ class Ledger {
   void close(int64_t place, int64_t version, int64_t outcome) noexcept;
   void forget(const ClientId& id);  // ends the client's tasks and removes the client
 
-  // Returns the first task in `leases.due` if its lease is over or its version is too old. The task may have ended
-  // already. If clients are not numbered, a client that has no other open task and was sent nothing later is to be
-  // forgotten. `pass` ends the task and forgets the client, as the flags say, and removes the task from `leases.due`.
+  // Returns a task whose lease is over or whose version is too old. The task may have ended already. If clients are not
+  // numbered, the client is to be forgotten if it has no other open task and the task that it was sent last is overdue.
+  // `pass` ends the task and forgets the client, as the flags say, and removes the task from its list.
   struct OverdueTask {
+    std::deque<Leases::SentTask>* list;  // the list of `leases` whose first task this is
     ClientId client;
     int64_t version;
     bool ends, forgets;  // `ends`: the task is to be ended; `forgets`: the client is to be forgotten
   };
-  std::optional<OverdueTask> overdue() const;
+  std::optional<OverdueTask> overdue();
   void pass(const OverdueTask& overdue) noexcept;
   // Ends all tasks of versions below this one. Returns how many tasks ended.
   int64_t expire_before(int64_t version);

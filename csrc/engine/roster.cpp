@@ -47,17 +47,17 @@ int32_t Roster::local_steps(const ClientId& id, int32_t usual) const {
   return own > 0 ? own : usual;
 }
 
-void Roster::remove(int64_t place, std::deque<Leases::SentTask>& due) noexcept {
+void Roster::remove(int64_t place, Leases& leases) noexcept {
   tasks.drop(place);
   tell_next(place, 0);
   --known;
   if (clients.numbered() >= 0) return;
   clients.remove(place);
-  shrink(due);
+  shrink(leases);
 }
 
 // If few places are used, frees the places of forgotten clients. The other clients then get new places.
-void Roster::shrink(std::deque<Leases::SentTask>& due) noexcept {
+void Roster::shrink(Leases& leases) noexcept {
   const auto places = static_cast<size_t>(tasks.places());
   if (places < kManyPlaces || static_cast<size_t>(known) * kFewUsed > places) return;
   try {
@@ -71,10 +71,11 @@ void Roster::shrink(std::deque<Leases::SentTask>& due) noexcept {
       records.push_back(tasks.record(at));
       if (!steps_.empty()) steps.push_back(steps_[place]);
     }
-    for (Leases::SentTask& due_task : due) {
-      due_task.place = is_there(due_task) ? moved[static_cast<size_t>(due_task.place)] : -1;
-      if (due_task.place >= 0) due_task.token = all.token(due_task.place);
-    }
+    for (auto* const due : {&leases.by_end, &leases.by_version})
+      for (Leases::SentTask& due_task : *due) {
+        due_task.place = is_there(due_task) ? moved[static_cast<size_t>(due_task.place)] : -1;
+        if (due_task.place >= 0) due_task.token = all.token(due_task.place);
+      }
     tasks.swap_places(records);
     steps_.swap(steps);
     std::swap(clients, all);

@@ -41,14 +41,14 @@ class Roster {
     if (!steps_.empty()) steps_[static_cast<size_t>(place)] = local_steps;
   }
 
-  // Removes a client that has no open task. If other clients get new places, `due` gets these places, too.
-  void remove(int64_t place, std::deque<Leases::SentTask>& due) noexcept;
+  // Removes a client that has no open task. If other clients get new places, `leases` gets these places, too.
+  void remove(int64_t place, Leases& leases) noexcept;
   size_t nbytes() const {
     return tasks.nbytes() + steps_.size() * sizeof(int32_t) + static_cast<size_t>(clients.nbytes());
   }
 
  private:
-  void shrink(std::deque<Leases::SentTask>& due) noexcept;
+  void shrink(Leases& leases) noexcept;
 
   std::vector<int32_t> steps_;  // by place: the local steps for the next task; 0, or empty: no own number
 };

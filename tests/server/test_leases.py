@@ -1,13 +1,16 @@
 """Tasks that nobody answers end, clients that went away are forgotten, and an answer to a version that a restart has
 lost is told from one to the version that has its number now."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import inside
+from support.book import Book, Task
 from support.models import same
 
 import fastagg
@@ -140,3 +143,32 @@ def test_lives_are_told_apart_for_many_restarts() -> None:
     for version in sorted(tasks)[-20:]:
         task = tasks[version]
         assert server.receive(task.client, ones(), version, incarnation=task.incarnation).delay > 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_limit_ends_tasks_in_its_own_order(seed: int) -> None:
+    """``hand_on`` sends old versions late, so a task may be overdue before tasks that were sent earlier."""
+    draw = random.Random(seed)
+    limits = {"lease": draw.choice((None, 10.0)), "max_delay": draw.choice((None, 2, 5))}
+    server, book, sent = fastagg.ASGD(torch.zeros(D), lr=0.1, **limits), Book(limits), []
+
+    def send(client: int | str, task: fastagg.Dispatch) -> Task:
+        sent.append((task, book.send(client, task.version, np.zeros(D), None)))
+        return sent[-1][1]
+
+    for _ in range(200):
+        client, seconds, what = draw.randrange(6), draw.choice((0.0, 0.5, 3.0)), draw.random()
+        later(server, seconds)
+        book.time += seconds
+        assert server.expire() == book.expire()
+        assert (inside.known(server), inside.engine(server).open_tasks) == (len(book.last), len(book.tasks))
+        old = [task for task, own in sent if not own.end]
+        if what < 0.3 and old:
+            send(client, server.hand_on(draw.choice(old), client))
+        elif what < 0.6:
+            send(client, server.dispatch(client))
+        else:
+            task = server.dispatch("busy")
+            server.receive("busy", ones(), task=task.id)
+            book.end(send("busy", task))
+            book.version += 1
