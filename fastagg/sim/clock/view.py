@@ -7,7 +7,8 @@ in ``takes``. The rule gets only the values of these fields, because the server'
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fastagg.server.server import Server
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ClientView:
     """The history of one client.
 
@@ -67,7 +68,13 @@ class History:
         self._takes: dict[int, float] = {}  # the virtual time that each client's open task takes
 
     def of(self, client: int) -> ClientView:
-        return self._clients.get(client) or ClientView(client, self._sizes[client])
+        return copy(self._of(client))  # the user's own functions may keep the returned history
+
+    def _of(self, client: int) -> ClientView:
+        own = self._clients.get(client)
+        if own is None:
+            own = self._clients[client] = ClientView(client, self._sizes[client])
+        return own
 
     def view(self, time: float | None = None, client: int | None = None) -> View:
         """Return the view of ``client`` (None: of no client) at ``time`` (None: the time of the client's last task)."""
@@ -76,19 +83,17 @@ class History:
         return View(time or 0.0, self._server.version, own, self)
 
     def send(self, client: int, time: float) -> None:
-        own = self.of(client)
-        self._clients[client] = replace(own, tasks=own.tasks + 1, sent=time)
+        own = self._of(client)
+        own.tasks, own.sent = own.tasks + 1, time
 
     def last(self, client: int, duration: float) -> None:
         """Record the duration of a client's last task. In a round, the answer arrives with the slowest client's."""
         self._takes[client] = duration
 
     def answer(self, client: int, time: float, version: int, delay: int, extra: Mapping[str, Tensor] | None) -> None:
-        own = self.of(client)
-        self._clients[client] = replace(
-            own, answers=own.answers + 1, arrived=time, duration=self._takes.pop(client, None), version=version,
-            delay=delay, extra=extra or {},
-        )  # fmt: skip
+        own = self._of(client)
+        own.answers, own.arrived, own.duration = own.answers + 1, time, self._takes.pop(client, None)
+        own.version, own.delay, own.extra = version, delay, extra or {}
 
     def facts(
         self, takes: Collection[str], client: int, time: float, start: int, sent: Mapping[str, Tensor]

@@ -81,6 +81,7 @@ class Simulation:
             self._early = own_size and getattr(config.delay, "up", None) is not None
             self._made: dict[Key, PreparedUpdate] = {}  # by client and number: updates that are not due yet
             self.history = History(self.server, sizes)
+            self._takes = {**self.server.direction.takes, **self.server.staleness.takes}
             self.schedule = build.build_schedule(config, self.server, sizes, self._bytes, self.history)
             self._lost = build.lost_clients(config)
             classes = self.schedule.classes
@@ -137,10 +138,9 @@ class Simulation:
     def _facts(self, job: Job, sent: Mapping[str, torch.Tensor] | None) -> Mapping[str, Any] | None:
         """Return the further inputs of a user's own rule: the arrays that the client ``sent``, and facts about the
         client. None: the rule takes no further inputs."""
-        takes = {**self.server.direction.takes, **self.server.staleness.takes}
-        if not takes:
+        if not self._takes:
             return None
-        return self.history.facts(takes, job.client, self.schedule.now, job.task.version, sent or {})
+        return self.history.facts(self._takes, job.client, self.schedule.now, job.task.version, sent or {})
 
     def _down(self, task: Dispatch) -> int:
         return (self._model_bytes if task.encoded is None else task.encoded.nbytes) + _nbytes(task.control)
