@@ -57,15 +57,15 @@ inline void read_piece(const Kernels& table, const Update& update, const Piece& 
               tuning().prefetch);
 }
 
-// Returns whether kernels can read the piece's elements in place: the elements are fp32, and the update has no limit.
-inline bool is_plain(const Update& update, const Piece& piece) {
-  return piece.dtype == kFloat32 && !update.is_limited();
+// Returns whether kernels can read the piece's elements in place: the elements are fp32, and the update has no limit,
+// or the kernels limit what they read (`limits`).
+inline bool is_plain(const Update& update, const Piece& piece, bool limits = false) {
+  return piece.dtype == kFloat32 && (limits || !update.is_limited());
 }
 
 // Calls visit(values, at, n) for consecutive runs that together cover elements begin..end-1. A run of a plain piece is
 // read in place, and is as long as possible. Other pieces are converted by read_piece in `scratch`, one block at a
-// time, so that `scratch` stays in the L1 cache. `limits`: whether `visit` limits the values itself. Then a limited
-// fp32 piece is also read in place.
+// time, so that `scratch` stays in the L1 cache. `limits`: whether `visit` limits the values itself.
 template <typename Visit>
 void for_each_run(const Update& update, const Kernels& table, int64_t begin, int64_t end, Visit visit,
                   bool limits = false) {
@@ -75,7 +75,7 @@ void for_each_run(const Update& update, const Kernels& table, int64_t begin, int
     while (at >= piece->begin + piece->size) ++piece;
     const int64_t offset = at - piece->begin;
     const int64_t left = std::min(end - at, piece->size - offset);
-    const bool plain = limits ? piece->dtype == kFloat32 : is_plain(update, *piece);
+    const bool plain = is_plain(update, *piece, limits);
     const int64_t n = plain ? left : std::min(left, kBlock);
     if (!plain) read_piece(table, update, *piece, offset, scratch.values, n);
     visit(plain ? static_cast<const float*>(piece->data) + offset : scratch.values, at, n);
@@ -84,10 +84,11 @@ void for_each_run(const Update& update, const Kernels& table, int64_t begin, int
 }
 
 // Reads blocks of an update in increasing order. A block in one plain piece is read in place. Other blocks are copied.
+// `limits`: whether the caller limits the values itself.
 class BlockReader {
  public:
-  BlockReader(const Update& update, const Kernels& table, int64_t position)
-      : update_(update), table_(table), piece_(piece_at(update, position)) {}
+  BlockReader(const Update& update, const Kernels& table, int64_t position, bool limits = false)
+      : update_(update), table_(table), piece_(piece_at(update, position)), limits_(limits) {}
 
   // Returns how many elements from `position` on can be read in place.
   int64_t plain(int64_t position) {
@@ -98,7 +99,7 @@ class BlockReader {
   const float* block(int64_t position, int64_t n) {
     while (position >= piece_->begin + piece_->size) ++piece_;
     const int64_t offset = position - piece_->begin;
-    if (is_plain(update_, *piece_) && offset + n <= piece_->size)
+    if (is_plain(update_, *piece_, limits_) && offset + n <= piece_->size)
       return static_cast<const float*>(piece_->data) + offset;
     for (int64_t filled = 0; filled < n;) {
       if (position + filled == piece_->begin + piece_->size) ++piece_;
@@ -114,6 +115,7 @@ class BlockReader {
   const Update& update_;
   const Kernels& table_;
   std::vector<Piece>::const_iterator piece_;
+  const bool limits_;
   Scratch scratch_;
 };
 

@@ -78,9 +78,10 @@ struct RowChange {
   const uint32_t* words;  // this block's random words
   Row write;
   int64_t n, ahead;
-  const float* ask;  // a block to prefetch for the next stage, if `ahead` is not 0
-  Row read = {};     // the old row, which may be the written row; null data: there is no old row
-  Row term = {};     // a row other than the written row; null data: there is no term
+  const float* ask;           // a block to prefetch for the next stage, if `ahead` is not 0
+  uint32_t limit = kNoLimit;  // as in Run; only for formats with scales
+  Row read = {};              // the old row, which may be the written row; null data: there is no old row
+  Row term = {};              // a row other than the written row; null data: there is no term
   float entering = 0.0f, leaving = 0.0f, dither = 0.0f, term_weight = 0.0f;
   float* sum = nullptr;
 };

@@ -55,24 +55,27 @@ void random_words_block(const RandomKey& key, int64_t block, uint32_t* words, co
 
 static_assert(kHalf == kCalls, "a scale block shares one word of every call");
 
-// Returns the largest magnitude in one scale block. Compares bits, because non-negative floats and their bits have the
-// same order.
-FASTAGG_FN float absmax(const float* in) {
+// Returns the largest magnitude in one scale block, at most `limit`. Compares bits, because non-negative floats and
+// their bits have the same order, and NaN's are larger.
+FASTAGG_FN float absmax(const float* in, uint32_t limit) {
   int32_t largest = 0;
   for (int64_t i = 0; i < kScaleBlock; ++i) {
     const int32_t pattern = static_cast<int32_t>(bits_of(in[i]) & 0x7fffffffu);
     largest = pattern > largest ? pattern : largest;
   }
-  return float_from_bits(static_cast<uint32_t>(largest));
+  const uint32_t found = static_cast<uint32_t>(largest);
+  return float_from_bits(found < limit ? found : limit);
 }
 
 // Computes the scales of gain*in, and their inverses, for a whole block before any value is rounded to a code. So the
-// divisions do not wait for the rounding of earlier scale blocks. `levels`: the format's largest code. In floats,
-// |gain| times the largest |in[i]| equals the largest |gain*in[i]|, because float rounding keeps the order.
-FASTAGG_FN void find_scales(const float* in, float gain, float levels, float* scales, float* inverses, int64_t n) {
+// divisions do not wait for the rounding of earlier scale blocks. `levels`: the format's largest code. Only scales are
+// limited: with a limited scale every code stands for a number within the limit. In floats, |gain| times the largest
+// |in[i]| equals the largest |gain*in[i]|, because float rounding keeps the order.
+FASTAGG_FN void find_scales(const RowChange& change, float levels, float* scales, float* inverses) {
+  const float gain = change.gain;
   const float size = gain < 0.0f ? -gain : gain;
-  for (int64_t b = 0; b < n / kScaleBlock; ++b) {
-    scales[b] = scale_of(size * absmax(in + b * kScaleBlock), levels);
+  for (int64_t b = 0; b < change.n / kScaleBlock; ++b) {
+    scales[b] = scale_of(size * absmax(change.in + b * kScaleBlock, change.limit), levels);
     inverses[b] = 1.0f / scales[b];
   }
 }
@@ -105,8 +108,7 @@ template <typename Format, bool TensorSums, bool Old, bool Termed>
 FASTAGG_FN void change_of(const RowChange& change) {
   constexpr bool kScaled = Format::kLevels > 0;
   float scales[kBlock / kScaleBlock], inverses[kBlock / kScaleBlock];
-  if constexpr (kScaled)
-    find_scales(change.in, change.gain, static_cast<float>(Format::kLevels), scales, inverses, change.n);
+  if constexpr (kScaled) find_scales(change, static_cast<float>(Format::kLevels), scales, inverses);
   const float gain = change.gain, entering = change.entering, leaving = change.leaving;
   const float dither = change.dither, weight = change.term_weight;
   for (int64_t b = 0; b < change.n; b += kScaleBlock) {

@@ -101,12 +101,13 @@ class BlockStep {
   void run() {
     const bool caches = direction_.kind == kMean || direction_.kind == kCalibrated;
     const bool stages = direction_.buffer.held != nullptr || (caches && (!is_plain() || !direction_.sum.terms.empty()));
+    const bool limits = caches && facts_.scaled && direction_.buffer.held == nullptr;  // `cached` limits by itself
     const auto loop = loops_for(update_.size * bytes()).fused[along()][act()];
     for_each_part(update_.size, bytes(), [&](int64_t begin, int64_t end) {
       if (direction_.kind == kMean && direction_.row.coded.data != nullptr) {
         for (int64_t at = begin; at < end; at += kBlock) entered(at, std::min(kBlock, end - at));
       } else if (stages || in_scratch_) {
-        BlockReader reader(update_, table_, begin);
+        BlockReader reader(update_, table_, begin, limits);
         for (int64_t at = begin; at < end; at += kBlock) {
           const int64_t n = std::min(kBlock, end - at);
           if (direction_.buffer.held != nullptr)
@@ -253,6 +254,7 @@ class BlockStep {
     if (is_noisy()) add_noise(direction, run, at);
     steps.update = direction.values;
     steps.gain = steps.weight = 1.0f;
+    steps.limit = kNoLimit;
     if (decays_) {
       FASTAGG_NO_CARRY
       for (int64_t i = 0; i < run.n; ++i) {
@@ -328,11 +330,12 @@ class BlockStep {
     const bool partial = whole != n;
     if (partial) values = input.padded(values, n);
     Run run = run_at(values, at, n);
+    if (facts_.scaled) run.limit = limit_bits(update_);
     const Row read = row_at(direction_.row.read, at), write = row_at(direction_.row.write, at);
     const float* ask = run.x != nullptr ? run.x + kBlock : values + kBlock;
     alignas(64) uint32_t words[4 * kCalls];
     if (facts_.random && write.data != nullptr && direction_.row.coded.data == nullptr)
-      table_.random_words(direction_.row.key, at / kBlock, words, tuning().prefetch != 0 ? values + kBlock : nullptr);
+      table_.random_words(direction_.row.key, at / kBlock, words, ahead_ != 0 ? values + kBlock : nullptr);
     if (direction_.kind == kCalibrated) {
       calibrated(run, read, write, words, ask, at);
       return;
@@ -346,7 +349,7 @@ class BlockStep {
           !direction_.sum.terms.empty() && direction_.sum.terms[0].row.data != direction_.row.write.data;
       const Term term = termed ? direction_.sum.terms[0] : Term{};
       next = termed ? 1 : 0;
-      table_.change[direction_.row.format]({values, run.gain, words, write, whole, tuning().prefetch, ask, read,
+      table_.change[direction_.row.format]({values, run.gain, words, write, whole, ahead_, ask, run.limit, read,
                                             row_at(term.row, at), run.entering, run.leaving, run.dither, term.weight,
                                             total});
       if (partial) std::memcpy(run.sum, sum.values, static_cast<size_t>(n) * sizeof(float));
@@ -415,21 +418,21 @@ class BlockStep {
     if (direction_.row.coded.data != nullptr)
       copy_row(row_at(direction_.row.coded, at), direction_.row.write, at, run.n);
     else if (write.data != nullptr)
-      table_.change[direction_.row.format]({run.update, run.gain, words, write, padded(run.n), tuning().prefetch, ask});
+      table_.change[direction_.row.format]({run.update, run.gain, words, write, padded(run.n), ahead_, ask, run.limit});
     finish(along(), run, at);
     add_terms(0, run.sum, at, run.n);
   }
 
   const float* decoded(const Row& row, Scratch& scratch, int64_t n) const {
     if (row.data == nullptr) return nullptr;
-    table_.decode[direction_.row.format](row, scratch.values, n, tuning().prefetch);
+    table_.decode[direction_.row.format](row, scratch.values, n, ahead_);
     return scratch.values;
   }
 
   void add_terms(size_t first, float* sum, int64_t at, int64_t n) const {
     for (size_t i = first; i < direction_.sum.terms.size(); ++i)
       table_.add_row[direction_.row.format](sum, row_at(direction_.sum.terms[i].row, at),
-                                            direction_.sum.terms[i].weight, n, tuning().prefetch);
+                                            direction_.sum.terms[i].weight, n, ahead_);
   }
 
   // Sets the padding of the written row to zero. The fused loop, unlike the stages, writes only the row's elements.
@@ -445,6 +448,7 @@ class BlockStep {
   const Kernels& table_;
   const Facts facts_ = format_facts(direction_.row.format);
   Run whole_{};
+  const int64_t ahead_ = prefetch_of_rows(update_.size * bytes());  // of stages on rows
   const bool decays_ = optimizer_.steps() && decays(optimizer_.hyper);
   // Whether each block of the direction or of the model passes through scratch in a step.
   const bool in_scratch_ = decays_ || is_noisy() || optimizer_.moments.coded() || optimizer_.half.x != nullptr;

@@ -3,6 +3,7 @@
 // The processor's vendor and family select the values (tuning.cpp). Python may set other values (FASTAGG_TUNE).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace fastagg::cpu {
@@ -36,6 +37,12 @@ void set_tuning(const Tuning& tuning);  // values must be in range; applies from
 // Returns whether a pass that touches this many bytes should store its outputs past the caches. This is faster if
 // `bytes` is clearly more than the last cache holds. Callers never store outputs past the caches that are also inputs.
 inline bool bypasses(int64_t bytes) { return tuning().cache > 0 && bytes / 5 * 4 > tuning().cache; }
+// Returns the prefetch distance of stages on rows, which together touch this many bytes. Between two reads of a stream
+// there is much arithmetic, so AMD's own prefetchers lose the stream. From the last cache, prefetching makes ACE with
+// int8 rows a quarter faster on Zen 4. From memory, prefetching makes it slower.
+inline int64_t prefetch_of_rows(int64_t bytes) {
+  return tuning().cache == 0 || bypasses(bytes) ? tuning().prefetch : std::max(tuning().prefetch, int64_t{256});
+}
 // Whether the cache holds two vectors of `size` elements. A sum that an update is added to in place then stays there.
 inline bool holds_two(int64_t size) { return 8 * size <= tuning().cache; }
 // Returns whether an update of `size` elements should be copied and then added to the sum in place. Otherwise the

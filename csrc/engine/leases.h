@@ -29,7 +29,7 @@ struct Leases {
     int32_t place;  // the client's place (clients.h); negative: the client was forgotten
   };
   Limits limits;
-  double skew = 0.0;         // seconds that are added to the clock, for tests
+  double skew = 0.0;  // seconds that are added to the clock, for tests
   // Each limit has its own list, with the task that is overdue first in front. The lists have different orders, because
   // `hand_on` sends a task of an old version.
   std::deque<SentTask> by_end;      // empty without a lease
@@ -48,9 +48,7 @@ struct Leases {
   }
   // Returns the seconds since the first task in `by_end` was sent or renewed, whether or not the task was answered. 0
   // if `by_end` is empty.
-  double oldest() const {
-    return by_end.empty() ? 0.0 : std::max(0.0, time() - (by_end.front().ends - limits.lease));
-  }
+  double oldest() const { return by_end.empty() ? 0.0 : std::max(0.0, time() - (by_end.front().ends - limits.lease)); }
   // Adds a task that ends later than every other. If memory ends in between, the task stays in one list.
   void add(const SentTask& task) {
     if (limits.lease < std::numeric_limits<double>::infinity()) by_end.push_back(task);

@@ -364,7 +364,9 @@ void Ledger::load(const State& state) {
 }
 
 int64_t Ledger::nbytes() const {
-  return static_cast<int64_t>(roster.nbytes() + (leases.by_end.size() + leases.by_version.size()) * sizeof(Leases::SentTask) + ids.nbytes()) +
+  return static_cast<int64_t>(roster.nbytes() +
+                              (leases.by_end.size() + leases.by_version.size()) * sizeof(Leases::SentTask) +
+                              ids.nbytes()) +
          participation.nbytes();
 }
 

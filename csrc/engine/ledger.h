@@ -2,7 +2,8 @@
 // tasks ended (ids.h). The ledger also stores the versions that open tasks need, and in which incarnation of the server
 // each version was made. An incarnation lasts from one start or load of the server to the next. Sending, finding and
 // closing a task take O(1) time in the number of clients. Besides the roster, memory is 24 bytes for each of the last
-// 16,384 ended tasks. Each sent task takes 32 bytes more for each limit (lease, max_delay) until it is overdue, even if it was answered.
+// 16,384 ended tasks. Each sent task takes 32 bytes more for each limit (lease, max_delay) until it is overdue, even if
+// it was answered.
 //
 // Callers use the ledger's members directly. The methods of Ledger are operations on several members. If a method other
 // than `load` fails, nothing has changed except memory. `close` and `pass` cannot fail.
