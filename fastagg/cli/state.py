@@ -125,6 +125,8 @@ def _lines(report: Plain) -> Iterator[tuple[str, str]]:
         yield "recovery", f"fastagg.open(path, make) would {last['would']}: from the checkpoint of"
         counts = ", ".join(f"{count:,} {name}" for name, count in last["replays"].items()) or "none"
         yield "", f"record {last['checkpoint']}, then {last['bytes']:,} bytes of records: {counts}"
+        if last["version"] is not None:
+            yield "", f"the replay's last version: {last['version']:,}"
         if last["torn"]:
             yield "", f"{last['torn']}: behind record {last['last']} lies what a crash left, or was damaged"
     for problem in report["problems"]:

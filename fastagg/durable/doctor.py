@@ -141,6 +141,7 @@ def _log(
             "checkpoint": newest.sequence, "replays": walk.counts,
             "bytes": 0 if reader is None else reader.passed,
             "last": newest.sequence if reader is None else reader.last, "would": verdict, "replayed": replay,
+            "version": None if walk.server is None else walk.server.version,
             "torn": _torn(disk, listing, reader),
         },
     }  # fmt: skip

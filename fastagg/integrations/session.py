@@ -367,6 +367,8 @@ class Session:
 
     def summary(self) -> str:
         tally, seconds = self.tally, self.seconds
+        if not (tally.updates or tally.refused or tally.failed or self.over):
+            return f"version {self.server.version}: no update has come yet"
         rate = tally.updates / seconds if seconds > 0 else 0.0
         mean = tally.delays / tally.updates if tally.updates else 0.0
         lines = [
