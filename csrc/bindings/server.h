@@ -108,7 +108,7 @@ void bind_numbers(py::module_& m);
 // encoding, or None for no encoding. `local_steps`: replaces the rule's number of local steps if it is above 0.
 PyObject* dispatch(ServerObject& server, PyObject* const* args);
 // Makes a task for client `to`, with the version and the model of the task of `from`.
-py::object hand_on(ServerObject& server, py::handle from, py::handle to);
+py::object hand_on(ServerObject& server, py::handle from, py::handle to, int32_t local_steps);
 
 // Executes the operation of a log's record. `body` has the record's bytes. `update`: the update if it was streamed into
 // a file, else None.

@@ -51,14 +51,15 @@ PyObject* dispatch(ServerObject& server, PyObject* const* args) {
   return filled(server, std::move(made), std::move(name), std::move(task), std::move(control)).release().ptr();
 }
 
-py::object hand_on(ServerObject& server, py::handle from, py::handle to) {
+py::object hand_on(ServerObject& server, py::handle from, py::handle to, int32_t local_steps) {
   const TaskObject& of = *task_of(from);
   const ClientId first = id_of(of.client == nullptr ? Py_None : of.client), second = id_of(to);
   py::object made = new_task(server), name = plain(to, second);
   const bool by_client = of.control != nullptr && PyDict_Check(of.control);
   py::object control = by_client ? control_of(server, to) : py::reinterpret_borrow<py::object>(of.control);
-  engine::Task task =
-      with_engine(server, [&](engine::Engine& engine) { return engine.hand_on(first, of.value.version, second); });
+  engine::Task task = with_engine(
+      server, [&](engine::Engine& engine) { return engine.hand_on(first, of.value.version, of.value.id, second); });
+  if (local_steps > 0) task.local_steps = local_steps;
   task.model = of.value.model, task.encoded = of.value.encoded, task.state = of.value.state;
   task_in(made)->flat = Py_XNewRef(of.flat);
   return filled(server, std::move(made), std::move(name), std::move(task), std::move(control));

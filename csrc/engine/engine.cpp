@@ -12,7 +12,7 @@
 namespace fastagg::engine {
 namespace {
 
-constexpr int64_t kOverdueAtATime = 8;  // the most overdue tasks that `dispatch` ends, so that no call takes long
+constexpr int64_t kOverdueAtATime = 8;  // the most other clients' tasks that a sending ends, so that no call is slow
 
 log::Operation operation_of(log::OperationKind kind, const ClientId& client, int64_t version) {
   log::Operation made;
@@ -147,18 +147,31 @@ int64_t Engine::end_overdue(int64_t limit) {
   return ledger.leases.expired - before;
 }
 
+void Engine::make_room(const ClientId& client) {
+  records.check();
+  ledger.roster.clients.check(client);
+  end_overdue(ledger.roster.known < ledger.leases.limits.clients ? kOverdueAtATime : -1);
+  const int64_t place = ledger.roster.clients.find(client);
+  if (place < 0 || !ledger.leases.limits.expires()) return;
+  for (const int64_t version : ledger.roster.owed(place)) {
+    if (!ledger.leases.is_over(*ledger.roster.tasks.find(place, version), ledger.leases.time(), ledger.now)) continue;
+    log::RecordList ended = records.of(operation_of(log::kForget, client, version));
+    ledger.end_late(place, version);
+    records.add(std::move(ended));
+  }
+}
+
 Task Engine::dispatch(const ClientId& client, int format) {
   const EngineCall locked(lock);
-  records.check();
   follow();
-  ledger.roster.clients.check(client);
-  end_overdue(kOverdueAtATime);
+  make_room(client);
   return send(operation_of(log::kDispatch, client, ledger.now), format);
 }
 
-Task Engine::hand_on(const ClientId& from, int64_t version, const ClientId& to) {
+Task Engine::hand_on(const ClientId& from, int64_t version, int64_t task, const ClientId& to) {
   const EngineCall locked(lock);
-  ledger.find(from, version);
+  ledger.find(from, version, task);
+  make_room(to);
   return send(operation_of(log::kHandOn, to, version));
 }
 

@@ -36,13 +36,14 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
  public:
   using Core::Core;
 
-  // Each method except `is_due` takes the lock. If a method throws Refusal, nothing has changed, except that `dispatch`
-  // and `expire` may have ended overdue tasks.
+  // Each method except `is_due` takes the lock. If a method throws Refusal, nothing has changed, except that
+  // `dispatch`, `hand_on` and `expire` may have ended overdue tasks.
   // `dispatch` opens a task of the current version. `format`: the encoding of the model that the client is sent, as an
   // index in WireFormats; negative: no encoding.
   Task dispatch(const ClientId& client, int format = kAsItIs);
-  // Opens a task of this version for client `to`. Client `from` must have an open task of this version, and keeps that.
-  Task hand_on(const ClientId& from, int64_t version, const ClientId& to);
+  // Opens a task of this version for client `to`. Client `from` must have the open task `task` of this version, and
+  // keeps it.
+  Task hand_on(const ClientId& from, int64_t version, int64_t task, const ClientId& to);
   // Ends the client's open task of this version. Without a version, ends all the client's tasks and forgets the client.
   void forget(const ClientId& client, std::optional<int64_t> version);
   // Ends overdue tasks. With `before`, also ends all tasks of versions below `before`. Returns how many tasks ended.
@@ -80,6 +81,8 @@ class Engine : public Core, public std::enable_shared_from_this<Engine> {
   int64_t apply(const log::Operation& operation);
   Task send(log::Operation operation, int format = kAsItIs);
   size_t take(Answer* answers, size_t count);
+  // Prepares to send a client a task: ends a few overdue tasks, all of the client's, and all if no client has room.
+  void make_room(const ClientId& client);
   int64_t end_overdue(int64_t limit);  // passes `limit` overdue tasks (negative: all); returns how many ended
   Model::SentModel sent_now(int format);
   store::Vector ahead_now();

@@ -33,7 +33,7 @@ double share_of(const Settings& settings, const Answer& answer) {
   return std::min(answer.samples, settings.max_samples);
 }
 
-Question question_of(const Core& of, const PendingAnswer& pending) {
+Question question_of(Core& of, const PendingAnswer& pending) {
   const Answer& answer = *pending.answer;
   const Sums* const sums = of.direction->is.sums;
   return {answer.client,
@@ -46,7 +46,7 @@ Question question_of(const Core& of, const PendingAnswer& pending) {
           sums ? sums->total() : 0.0,
           answer.update,
           answer.copy ? answer.copy : answer.owner,
-          of.model.current,
+          of.model.share(),  // Python code may keep it
           pending.base,
           answer.control,
           answer.control_size,

@@ -30,8 +30,8 @@ struct Leases {
   };
   Limits limits;
   double skew = 0.0;  // seconds that are added to the clock, for tests
-  // Each limit has its own list, with the task that is overdue first in front. The lists have different orders, because
-  // `hand_on` sends a task of an old version.
+  // One entry for each open task and each limit. Each limit has its own list, with the task that is overdue first in
+  // front. The lists have different orders, because `hand_on` sends a task of an old version.
   std::deque<SentTask> by_end;      // empty without a lease
   std::deque<SentTask> by_version;  // empty without max_delay
   int64_t expired = 0;              // the number of tasks that ended overdue, or because `expire` was called
@@ -55,6 +55,12 @@ struct Leases {
     if (limits.max_delay == INT64_MAX) return;
     const auto is_older = [](int64_t version, const SentTask& other) { return version < other.version; };
     by_version.insert(std::upper_bound(by_version.begin(), by_version.end(), task.version, is_older), task);
+  }
+  // Moves the first task of `by_end` back. Its lease ends at `ends`.
+  void put_off(double ends) noexcept {
+    by_end.front().ends = ends;
+    const auto is_later = [](double end, const SentTask& other) { return end < other.ends; };
+    std::rotate(by_end.begin(), by_end.begin() + 1, std::upper_bound(by_end.begin() + 1, by_end.end(), ends, is_later));
   }
   // Returns the list whose first task is overdue, or nullptr.
   std::deque<SentTask>* overdue(double time, int64_t now) {

@@ -146,13 +146,10 @@ int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, c
   OpenTask* const again = place < 0 ? nullptr : const_cast<OpenTask*>(roster.tasks.find(place, version));
   if (again == nullptr) check_limits(roster, leases.limits, id, place);
   if (place < 0) place = roster.place_for(id);
-  const bool expires = leases.limits.expires();
-  double ends = leases.limits.lease;
-  if (expires) {
-    ends += leases.time();
-    leases.add({ends, version, roster.clients.token(place), static_cast<int32_t>(place)});
-  }
+  const double ends = leases.time() + leases.limits.lease;
+  if (ends < std::numeric_limits<double>::infinity()) roster.tells_ends();
   if (again == nullptr) {
+    leases.add({ends, version, roster.clients.token(place), static_cast<int32_t>(place)});
     open(place, version, local_steps, data, ends, task == kNoTask ? ids.next() : task);
   } else {
     again->ends = ends;
@@ -160,6 +157,7 @@ int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, c
   }
   roster.known += !roster.tasks.is_known(place);
   roster.tasks.sent(place, version);
+  roster.sent_until(place, ends);
   return place;
 }
 
@@ -168,27 +166,33 @@ std::optional<Ledger::OverdueTask> Ledger::overdue() {
   std::deque<Leases::SentTask>* const list = leases.overdue(time, now);
   if (list == nullptr) return std::nullopt;
   const Leases::SentTask& due_task = list->front();
-  OverdueTask overdue{list, {}, due_task.version, false, false};
+  OverdueTask overdue{list, {}, due_task.version, false, false, 0.0};
   if (!roster.is_there(due_task)) return overdue;  // the client was forgotten
   const OpenTasks& tasks = roster.tasks;
   const OpenTask* task = tasks.find(due_task.place, due_task.version);
   overdue.ends = task != nullptr && leases.is_over(*task, time, now);
+  if (!overdue.ends && list == &leases.by_end)
+    overdue.later = std::max(task != nullptr ? task->ends : 0.0, roster.lease_of(due_task.place, due_task.version));
+  if (overdue.later <= time) overdue.later = 0.0;
   int64_t others = -static_cast<int64_t>(overdue.ends);
   tasks.each(due_task.place, [&](const OpenTask&) { ++others; });
-  const int64_t last = tasks.last_sent(due_task.place);
-  const bool is_last_over = last == due_task.version || leases.why_over(last, now) == Ids::kDelay;
-  overdue.forgets = roster.clients.numbered() < 0 && others == 0 && is_last_over;
+  overdue.forgets =
+      roster.clients.numbered() < 0 && others == 0 && roster.is_last_over(due_task.place, leases, time, now);
   if (overdue.ends || overdue.forgets) overdue.client = roster.clients.at(due_task.place);
   return overdue;
 }
 
 void Ledger::pass(const OverdueTask& overdue) noexcept {
   const int64_t place = overdue.list->front().place;
+  if (overdue.later > 0.0) return leases.put_off(overdue.later);
   overdue.list->pop_front();
-  leases.expired += overdue.ends;
-  if (overdue.ends)
-    close(place, overdue.version, Ids::unanswered(overdue.version, leases.why_over(overdue.version, now)));
+  if (overdue.ends) end_late(place, overdue.version);
   if (overdue.forgets) roster.remove(place, leases);
+}
+
+void Ledger::end_late(int64_t place, int64_t version) noexcept {
+  ++leases.expired;
+  close(place, version, Ids::unanswered(version, leases.why_over(version, now)));
 }
 
 int64_t Ledger::expire_before(int64_t version) {
@@ -221,9 +225,9 @@ void Ledger::forget(const ClientId& id) {
 void Ledger::renew() {
   leases.by_end.clear();
   leases.by_version.clear();
-  if (!leases.limits.expires()) return;
   const double ends = leases.time() + leases.limits.lease;
-  roster.tasks.renew(ends);
+  roster.renew(ends);
+  if (!leases.limits.expires()) return;
   std::vector<Leases::SentTask> due;
   for (int64_t place = 0; place < roster.tasks.places(); ++place) {
     const int64_t last = roster.tasks.last_sent(place);

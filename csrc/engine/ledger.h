@@ -2,8 +2,8 @@
 // tasks ended (ids.h). The ledger also stores the versions that open tasks need, and in which incarnation of the server
 // each version was made. An incarnation lasts from one start or load of the server to the next. Sending, finding and
 // closing a task take O(1) time in the number of clients. Besides the roster, memory is 24 bytes for each of the last
-// 16,384 ended tasks. Each sent task takes 32 bytes more for each limit (lease, max_delay) until it is overdue, even if
-// it was answered.
+// 16,384 ended tasks. Each task takes 32 bytes more for each limit (lease, max_delay) until it is overdue, even if it
+// was answered before. With a lease, each client takes 8 bytes more.
 //
 // Callers use the ledger's members directly. The methods of Ledger are operations on several members. If a method other
 // than `load` fails, nothing has changed except memory. `close` and `pass` cannot fail.
@@ -79,14 +79,18 @@ class Ledger {
   void close(int64_t place, int64_t version, int64_t outcome) noexcept;
   void forget(const ClientId& id);  // ends the client's tasks and removes the client
 
+  // Ends an overdue task.
+  void end_late(int64_t place, int64_t version) noexcept;
   // Returns a task whose lease is over or whose version is too old. The task may have ended already. If clients are not
   // numbered, the client is to be forgotten if it has no other open task and the task that it was sent last is overdue.
-  // `pass` ends the task and forgets the client, as the flags say, and removes the task from its list.
+  // `pass` ends the task and forgets the client, as the flags say, and removes the task from its list, or moves it back
+  // if its lease ends later.
   struct OverdueTask {
     std::deque<Leases::SentTask>* list;  // the list of `leases` whose first task this is
     ClientId client;
     int64_t version;
     bool ends, forgets;  // `ends`: the task is to be ended; `forgets`: the client is to be forgotten
+    double later;        // the new end of the lease, if the client was sent the version again; otherwise 0
   };
   std::optional<OverdueTask> overdue();
   void pass(const OverdueTask& overdue) noexcept;

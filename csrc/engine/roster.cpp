@@ -16,10 +16,12 @@ int64_t Roster::place_for(const ClientId& id) {
   const auto places = static_cast<size_t>(tasks.places());
   tasks.reserve_place();
   if (!steps_.empty() && steps_.capacity() == places) steps_.reserve(2 * places + 16);
+  if (!ends_.empty() && ends_.capacity() == places) ends_.reserve(2 * places + 16);
   const int64_t place = clients.add(id);
   if (place < tasks.places()) return place;
   tasks.add_place();
   if (!steps_.empty()) steps_.push_back(0);
+  if (!ends_.empty()) ends_.push_back(0.0);
   return place;
 }
 
@@ -64,12 +66,14 @@ void Roster::shrink(Leases& leases) noexcept {
     Clients all;
     std::vector<int64_t> records;
     std::vector<int32_t> steps, moved(places, -1);
+    std::vector<double> ends;
     for (size_t place = 0; place < places; ++place) {
       const auto at = static_cast<int64_t>(place);
       if (tasks.record(at) == OpenTasks::kUnknown) continue;
       moved[place] = static_cast<int32_t>(all.add(clients.at(at)));
       records.push_back(tasks.record(at));
       if (!steps_.empty()) steps.push_back(steps_[place]);
+      if (!ends_.empty()) ends.push_back(ends_[place]);
     }
     for (auto* const due : {&leases.by_end, &leases.by_version})
       for (Leases::SentTask& due_task : *due) {
@@ -78,6 +82,7 @@ void Roster::shrink(Leases& leases) noexcept {
       }
     tasks.swap_places(records);
     steps_.swap(steps);
+    ends_.swap(ends);
     std::swap(clients, all);
   } catch (const std::bad_alloc&) {  // a later call frees the memory
   }

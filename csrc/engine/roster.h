@@ -3,6 +3,8 @@
 // 4 more bytes. An open task takes 40 bytes.
 #pragma once
 
+#include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "clients.h"
@@ -41,16 +43,43 @@ class Roster {
     if (!steps_.empty()) steps_[static_cast<size_t>(place)] = local_steps;
   }
 
+  // Whether the task that the client was sent last is overdue, answered or not.
+  bool is_last_over(int64_t place, const Leases& leases, double time, int64_t now) const {
+    const bool has_lease = !ends_.empty() && ends_[static_cast<size_t>(place)] <= time;
+    return has_lease || leases.why_over(tasks.last_sent(place), now) == Ids::kDelay;
+  }
+  // Returns the end of the client's lease if this version was sent to it last, otherwise 0.
+  double lease_of(int64_t place, int64_t version) const {
+    return ends_.empty() || tasks.last_sent(place) != version ? 0.0 : ends_[static_cast<size_t>(place)];
+  }
+  // Makes room for the ends of leases, unless clients are numbered, which are never forgotten. Without this room
+  // `sent_until` does nothing.
+  void tells_ends() {
+    if (ends_.empty() && clients.numbered() < 0) ends_.resize(static_cast<size_t>(tasks.places()), 0.0);
+  }
+  void sent_until(int64_t place, double ends) noexcept {
+    if (!ends_.empty()) ends_[static_cast<size_t>(place)] = ends;
+  }
+  // Ends the leases of all tasks at the same time. Infinite: tasks have no lease.
+  void renew(double ends) {
+    ends_.clear();
+    if (ends < std::numeric_limits<double>::infinity()) tells_ends();
+    std::fill(ends_.begin(), ends_.end(), ends);
+    tasks.renew(ends);
+  }
+
   // Removes a client that has no open task. If other clients get new places, `leases` gets these places, too.
   void remove(int64_t place, Leases& leases) noexcept;
   size_t nbytes() const {
-    return tasks.nbytes() + steps_.size() * sizeof(int32_t) + static_cast<size_t>(clients.nbytes());
+    return tasks.nbytes() + steps_.size() * sizeof(int32_t) + ends_.size() * sizeof(double) +
+           static_cast<size_t>(clients.nbytes());
   }
 
  private:
   void shrink(Leases& leases) noexcept;
 
   std::vector<int32_t> steps_;  // by place: the local steps for the next task; 0, or empty: no own number
+  std::vector<double> ends_;    // by place: the end of the lease of the task that the client was sent last
 };
 
 }  // namespace fastagg::engine

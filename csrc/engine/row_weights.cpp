@@ -115,10 +115,7 @@ Freshness::Freshness(RowWeights& of, int64_t max_delay, bool by_dispatch, bool f
 
 void Freshness::before_sending(int64_t version) {
   if (due_count_ > 4 * of_.clients() + 1024) {  // most entries are of earlier dispatches than a client's last
-    std::unordered_map<int64_t, std::vector<int64_t>> due;
-    for (size_t i = 0; i < begun_.size(); ++i)
-      if (begun_[i] >= expired_) due[begun_[i]].push_back(static_cast<int64_t>(i));
-    due_.swap(due);
+    due_ = last_due();
     due_count_ = of_.clients();
   }
   std::vector<int64_t>& due = due_[std::max(version, expired_)];
@@ -183,9 +180,15 @@ void Freshness::fields(Archive& archive) {
   archive.field("begun", begun_);
   archive.field("expired", expired_);
   archive.list("back", back_);
-  if (!archive.loads) return;
+  if (archive.loads) due_ = last_due();
+}
+
+// Returns each client under the version from which its row's age counts.
+std::unordered_map<int64_t, std::vector<int64_t>> Freshness::last_due() const {
+  std::unordered_map<int64_t, std::vector<int64_t>> due;
   for (size_t i = 0; i < begun_.size(); ++i)
-    if (begun_[i] != kNever) due_[std::max(begun_[i], expired_)].push_back(static_cast<int64_t>(i));
+    if (begun_[i] != kNever) due[std::max(begun_[i], expired_)].push_back(static_cast<int64_t>(i));
+  return due;
 }
 
 }  // namespace fastagg::engine

@@ -77,6 +77,7 @@ class Freshness {
  private:
   bool begins() const { return !full_ || of_.heard == of_.clients(); }
   void plan_terms(int64_t client, int64_t oldest);
+  std::unordered_map<int64_t, std::vector<int64_t>> last_due() const;
 
   RowWeights& of_;
   const int64_t max_delay_;

@@ -301,6 +301,7 @@ def nbytes(running: Runtime) -> dict[str, int]:
     kept = {payload.data_ptr(): payload.nbytes for payload in (*engine.kept, *engine.held_before)}
     if (first := running.first()) is not None and first.data_ptr() != engine.model.data_ptr():
         kept[first.data_ptr()] = engine.model.nbytes
+    kept.pop(engine.model.data_ptr(), None)
     own = sum(tensor.nbytes for tensor in extension.own.values())
     return {
         "model": engine.model.nbytes, "moments": engine.moments_nbytes + own, **held,

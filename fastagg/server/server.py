@@ -325,11 +325,16 @@ class Server:
         """Give the model of an open task to another client, as a new task. A relay uses this to serve many clients.
 
         Raises:
-            UnknownClient: the id is refused, or the task's own client is unknown.
-            UnknownVersion: the task is no longer open for its own client.
+            UnknownClient: the id is refused.
+            AlreadyCounted, UnknownVersion, StaleIncarnation: the task was answered, has ended, or is not this server's.
+            Busy, TooSoon: as in :meth:`dispatch`.
         """
         with self._refusing():
-            handed: Dispatch = self._engine.hand_on(check_task(task), client)
+            steps = 0
+            if self._pace is not None:
+                client = self._engine.check_client(client)
+                steps = self._pace.steps(client, self._pace.said(client, None))
+            handed: Dispatch = self._engine.hand_on(check_task(task), client, steps)
             return handed
 
     def forget(self, client: Client, version: int | None = None) -> None:

@@ -723,7 +723,7 @@ class Beside:
         self.due()
 
         def on_model() -> Task:
-            self.model.find(one.task.client, one.task.version)
+            self.model.find(one.task.client, None, one.model)
             return self.model.dispatch(client, one.task.version)
 
         plain: list[fastagg.Dispatch] = []

@@ -145,30 +145,63 @@ def test_lives_are_told_apart_for_many_restarts() -> None:
         assert server.receive(task.client, ones(), version, incarnation=task.incarnation).delay > 0
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_every_limit_ends_tasks_in_its_own_order(seed: int) -> None:
-    """``hand_on`` sends old versions late, so a task may be overdue before tasks that were sent earlier."""
+@pytest.mark.parametrize("seed", range(60))
+def test_tasks_end_and_clients_are_forgotten_as_in_a_book(seed: int) -> None:
+    """``hand_on`` sends old versions late, a client may be sent a version twice, and leases begin anew with a state."""
     draw = random.Random(seed)
     limits = {"lease": draw.choice((None, 10.0)), "max_delay": draw.choice((None, 2, 5))}
-    server, book, sent = fastagg.ASGD(torch.zeros(D), lr=0.1, **limits), Book(limits), []
+    limits["max_open_per_client"] = draw.choice((None, 1, 2))
+    server = fastagg.FedBuff(torch.zeros(D), lr=0.1, buffer_size=3, answers_per_step=None, **limits)
+    book, sent, ended = Book(limits), list[tuple[fastagg.Dispatch, Task]](), 0
 
-    def send(client: int | str, task: fastagg.Dispatch) -> Task:
-        sent.append((task, book.send(client, task.version, np.zeros(D), None)))
-        return sent[-1][1]
+    def send(client: int, wanted: int, of: Callable[[], fastagg.Dispatch]) -> None:
+        try:
+            task = of()
+        except fastagg.Busy:
+            assert not book.has_room(client) and all(other.version != wanted for other in book.owed(client))
+        else:
+            sent.append((task, book.send(client, wanted, np.zeros(D), None)))
 
     for _ in range(200):
         client, seconds, what = draw.randrange(6), draw.choice((0.0, 0.5, 3.0)), draw.random()
         later(server, seconds)
         book.time += seconds
-        assert server.expire() == book.expire()
-        assert (inside.known(server), inside.engine(server).open_tasks) == (len(book.last), len(book.tasks))
-        old = [task for task, own in sent if not own.end]
-        if what < 0.3 and old:
-            send(client, server.hand_on(draw.choice(old), client))
+        ended += book.expire()
+        task, own = draw.choice(sent) if sent else (None, None)
+        if task is None or what < 0.3:
+            send(client, book.version, lambda client=client: server.dispatch(client))
+        elif own.end:
+            for call in (lambda: server.hand_on(task, client), lambda: server.receive(own.client, ones(), task=task.id)):
+                with pytest.raises((UnknownVersion, UnknownClient, fastagg.AlreadyCounted)):
+                    call()
         elif what < 0.6:
-            send(client, server.dispatch(client))
+            send(client, own.version, lambda task=task, client=client: server.hand_on(task, client))
         else:
-            task = server.dispatch("busy")
-            server.receive("busy", ones(), task=task.id)
-            book.end(send("busy", task))
-            book.version += 1
+            book.version = server.receive(own.client, ones(), task=task.id).version
+            book.end(own)
+        if draw.random() < 0.3:
+            server.expire()
+            ended += book.expire()
+            found = inside.known(server), inside.engine(server).open_tasks, inside.engine(server).expired
+            assert found == (len(book.last), len(book.tasks), ended)
+            if draw.random() < 0.2:
+                server.load_state_dict(server.state_dict())
+                book.renew()
+                ended = 0
+
+
+def test_a_task_is_handed_on_only_while_it_is_open(tmp_path: Path) -> None:
+    def make(size: int = D) -> fastagg.Server:
+        return fastagg.Server(torch.zeros(size), fastagg.Single(), fastagg.SGD(0.1), fastest_steps=20)
+
+    server = make()
+    server.save(tmp_path / "before")
+    answered = server.dispatch("ann")
+    server.receive("ann", ones() * 0, task=answered.id)
+    server.dispatch("ann", speed=2.5), server.dispatch("bob", speed=0.25)
+    assert server.hand_on(server.dispatch("ann"), "bob").local_steps == server.dispatch("bob").local_steps == 2
+    lost = fastagg.load(tmp_path / "before")
+    lost.dispatch("ann")
+    for on, task in (server, answered), (server, make(D + 1).dispatch("ann")), (lost, answered):
+        with pytest.raises((fastagg.AlreadyCounted, fastagg.StaleIncarnation)):
+            on.hand_on(task, "cid")

@@ -68,7 +68,8 @@ class History:
         self._takes: dict[int, float] = {}  # the virtual time that each client's open task takes
 
     def of(self, client: int) -> ClientView:
-        return copy(self._of(client))  # the user's own functions may keep the returned history
+        own = self._clients.get(client)  # the user's own functions may keep the returned history
+        return ClientView(client, self._sizes[client]) if own is None else copy(own)
 
     def _of(self, client: int) -> ClientView:
         own = self._clients.get(client)

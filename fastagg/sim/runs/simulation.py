@@ -131,7 +131,7 @@ class Simulation:
         update = self.job_trainer.take(job, self._in_flight)
         if self.differences is not None:
             update = self.differences.difference(job.client, update)
-        extra = getattr(self.trainer, "extra", None)
+        extra = {name: array.clone() for name, array in (getattr(self.trainer, "extra", None) or {}).items()} or None
         update, size = self._prepare(update, job.task, job.client, job.number)
         return self._liars(job.client, update), self._encoder.size(size) + _nbytes(extra), extra
 
