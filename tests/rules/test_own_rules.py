@@ -257,3 +257,43 @@ def test_a_setting_that_cannot_be_saved_is_refused_when_the_server_is_made(value
     fastagg.Server(torch.zeros(2), staleness=Holds(what=[1, None, ("a", {"b": 2.0})]))
     with pytest.raises(ConfigError, match="Holds: what: expected a number, text or None"):
         fastagg.Server(torch.zeros(2), staleness=Holds(what=value))
+
+
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("where", ["direction", "policy"])
+def test_a_version_that_a_rule_keeps_stays_as_it_was(
+    where: str, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether somebody else holds versions changes nothing, and neither does a recovery."""
+    monkeypatch.setattr(registry, "_parts", dict(registry._parts))
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    @fastagg.register
+    @dataclass(frozen=True)
+    class Keeping(fastagg.Direction):
+        def combine(self, update: Tensor, facts: Any, state: Any) -> Any:
+            return update + 0.5 * (facts.model - state.get("last", facts.model)), {"last": facts.model}
+
+    @fastagg.register
+    @dataclass(frozen=True)
+    class Watching(fastagg.Staleness):
+        def weigh(self, facts: Any) -> float:
+            kept.append((facts.model, facts.model.clone()))
+            return 1.0
+
+    def make() -> fastagg.Server:
+        parts = (Keeping(),) if where == "direction" else (fastagg.Single(),)
+        return fastagg.Server(torch.zeros(4), *parts, fastagg.SGD(1.0), Watching())
+
+    server, held = fastagg.open(tmp_path / "state", make), []
+    for client in "abcd":
+        server.dispatch(client)
+    for client in "abcd":
+        held += [server.flat] if holds else []
+        server.receive(client, torch.ones(4))
+    assert all(torch.equal(*pair) for pair in kept)
+    assert where == "policy" or float(server.flat[0]) == 6.125  # 1, 1.5, 1.75 and 1.875
+    model = server.flat.clone()
+    server.close()
+    with fastagg.open(tmp_path / "state", make) as again:
+        assert torch.equal(again.flat, model)

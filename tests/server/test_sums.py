@@ -82,3 +82,24 @@ def test_a_sum_that_went_astray_is_made_anew_block_by_block(format: str, rule: s
     rows = rows_of(server)
     allowed = 4 * N * 2.0**-23 * rows.abs().amax(0).clamp_min(100.0)  # of what was added since the turn
     assert ((sum_of(server).double() - rows.sum(0)).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("rounds", range(686, 692))
+def test_an_old_version_that_is_handed_on_leaves_the_sum_as_after_a_restart(rounds: int) -> None:
+    """ACED keeps a list of the clients of each version, and makes it anew when it is long."""
+
+    def steps(restarts: bool) -> torch.Tensor:
+        server = fastagg.ACED(torch.zeros(4), lr=0.1, num_clients=3, max_delay=3, warmup="partial")
+        old, _, models = server.dispatch(2), server.dispatch(1), []
+        for turn in range(rounds):
+            server.dispatch(turn % 2), server.receive(turn % 2, torch.full((4,), 1.0 + turn % 2))
+            server.dispatch(0)
+        server.hand_on(old, 1)
+        if restarts:
+            server.load_state_dict(server.state_dict())
+        for _ in range(8):
+            server.dispatch(0), server.receive(0, torch.ones(4))
+            models.append(server.flat.clone())
+        return torch.stack(models)
+
+    assert torch.equal(steps(False), steps(True))

@@ -1,12 +1,14 @@
 """Functions of one's own in a run, and the algorithms in examples/simulator_algorithms."""
 
 import ast
+import copy
 import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,13 +98,20 @@ def test_a_view_is_what_happened():
     seen = []
 
     def law(client, number, steps, rng, view):
+        looked.extend(view.of(other) for other in np.arange(3))
         seen.append((client, number, steps, view))
+        was.extend(copy.deepcopy(looked[-3:]))
         return 1.0 + client % 3
 
+    looked, was, loss = [], [], torch.zeros(1)
+
     def train(model, data, task, state):
-        return task.delta(model), state, {"loss": torch.tensor([float(task.number)])}
+        return task.delta(model), state, {"loss": loss.fill_(task.number)}
 
     fastagg.sim.run(asynchronous(algorithm=FEDBUFF), delay=law, own=UserFunctions(train=train))
+    assert looked == was  # nothing changes later
+    clients = seen[-1][3]._history.state_dict()["clients"]
+    assert {type(own["client"]) for own in clients} == {int}  # as a checkpoint needs
     last = {}
     for client, number, _, view in seen:
         assert view.client.client == client and view.client.tasks == number + 1 and view.client.sent == view.time
