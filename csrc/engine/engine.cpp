@@ -151,12 +151,13 @@ void Engine::make_room(const ClientId& client) {
   records.check();
   ledger.roster.clients.check(client);
   end_overdue(ledger.roster.known < ledger.leases.limits.clients ? kOverdueAtATime : -1);
-  const int64_t place = ledger.roster.clients.find(client);
-  if (place < 0 || !ledger.leases.limits.expires()) return;
-  for (const int64_t version : ledger.roster.owed(place)) {
-    if (!ledger.leases.is_over(*ledger.roster.tasks.find(place, version), ledger.leases.time(), ledger.now)) continue;
+  const Roster& roster = ledger.roster;
+  const int64_t at = roster.clients.find(client);
+  if (at < 0 || !ledger.leases.limits.expires()) return;
+  for (const int64_t version : roster.owed(at)) {
+    if (!ledger.leases.is_over(*roster.tasks.find(at, version), ledger.leases.time(), ledger.now)) continue;
     log::RecordList ended = records.of(operation_of(log::kForget, client, version));
-    ledger.end_late(place, version);
+    ledger.end_late(at, version);
     records.add(std::move(ended));
   }
 }

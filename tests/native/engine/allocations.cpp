@@ -201,7 +201,9 @@ void allocations() {
       each(receive);
       each(receive_model);
       each([](Fixture& on) { return on.server.engine->dispatch(ClientId::of(6)).version >= 0; });
-      each([](Fixture& on) { return on.server.engine->hand_on(ClientId::of(1), 0, ClientId::of(6)).version == 0; });
+      each([](Fixture& on) {
+        return on.server.engine->hand_on(ClientId::of(1), 0, kNoTask, ClientId::of(6)).version == 0;
+      });
       each([](Fixture& on) { return on.server.engine->forget(ClientId::of(2), std::nullopt), true; });
       each([](Fixture& on) { return on.server.engine->forget(ClientId::of(1), 0), true; });
       each([](Fixture& on) { return on.server.engine->expire(5) > 0; });
