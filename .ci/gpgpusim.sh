@@ -63,6 +63,7 @@ cmake --build "$build/emulated" --target _native >"$build/log" || { cat "$build/
 mkdir "$build/package" && cp -r fastagg "$build/package" && cp "$build"/emulated/_native*.so "$build/package/fastagg"
 nm "$build"/package/fastagg/_native*.so | sed -n 's/ [tTW] / /p' >"$build/kernels"
 export PYTHONSAFEPATH=1 PYTHONPATH=$build/package:$PWD/tests FASTAGG_SIMULATOR=$build/libgpgpusim.so FASTAGG_GPGPUSIM=$build
+python -c 'import fastagg, sys; sys.exit(None if fastagg.__file__.startswith(sys.argv[1]) else "uninstall fastagg first")' "$build"
 python bench/gpu_smoke.py
 python -m pytest -q -p no:cacheprovider tests/csrc/test_cuda_agreement.py --hypothesis-profile sanitizer \
   -k "test_step or test_cached_step or test_reading or test_measure or (test_robust_rules and not 40)"
