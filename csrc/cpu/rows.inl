@@ -63,8 +63,8 @@ FASTAGG_FN float absmax(const float* in, uint32_t limit) {
     const int32_t pattern = static_cast<int32_t>(bits_of(in[i]) & 0x7fffffffu);
     largest = pattern > largest ? pattern : largest;
   }
-  const uint32_t found = static_cast<uint32_t>(largest);
-  return float_from_bits(found < limit ? found : limit);
+  const uint32_t magnitude = static_cast<uint32_t>(largest);
+  return float_from_bits(magnitude < limit ? magnitude : limit);
 }
 
 // Computes the scales of gain*in, and their inverses, for a whole block before any value is rounded to a code. So the

@@ -189,6 +189,8 @@ def test_memory_shows_logits_versions_and_one_model() -> None:
     assert held["logits"] == 5 * 256 * 4 + 8 * row  # rows padded to a block, a spare one among them, and the sum
     assert held["model"] == 4 * NETWORK.size
     server.dispatch(0)
+    assert server.memory()["versions"] == 0  # the current version is the model
+    play(server, 2, first=1)
     assert server.memory()["versions"] == 4 * NETWORK.size
     assert held["total"] == sum(v for k, v in held.items() if k != "total")
 
