@@ -171,8 +171,8 @@ Task Engine::dispatch(const ClientId& client, int format) {
 
 Task Engine::hand_on(const ClientId& from, int64_t version, int64_t task, const ClientId& to) {
   const EngineCall locked(lock);
-  ledger.find(from, version, task);
   make_room(to);
+  ledger.find(from, version, task);
   return send(operation_of(log::kHandOn, to, version));
 }
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <limits>
+#include <vector>
 
 #include "ids.h"
 #include "open_tasks.h"
@@ -30,11 +30,11 @@ struct Leases {
   };
   Limits limits;
   double skew = 0.0;  // seconds that are added to the clock, for tests
-  // One entry for each open task and each limit. Each limit has its own list, with the task that is overdue first in
-  // front. The lists have different orders, because `hand_on` sends a task of an old version.
-  std::deque<SentTask> by_end;      // empty without a lease
-  std::deque<SentTask> by_version;  // empty without max_delay
-  int64_t expired = 0;              // the number of tasks that ended overdue, or because `expire` was called
+  // The sent tasks that may become overdue, for each limit. Each list is a heap, with the task in front that is overdue
+  // first. A task stays there after its answer. The orders differ, because `hand_on` sends a task of an old version.
+  std::vector<SentTask> by_end;      // empty without a lease
+  std::vector<SentTask> by_version;  // empty without max_delay
+  int64_t expired = 0;               // the number of tasks that ended overdue, or because `expire` was called
 
   double own_time() const {  // seconds on this process' clock
     return skew + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -49,21 +49,30 @@ struct Leases {
   // Returns the seconds since the first task in `by_end` was sent or renewed, whether or not the task was answered. 0
   // if `by_end` is empty.
   double oldest() const { return by_end.empty() ? 0.0 : std::max(0.0, time() - (by_end.front().ends - limits.lease)); }
-  // Adds a task that ends later than every other. If memory ends in between, the task stays in one list.
+  static bool ends_later(const SentTask& task, const SentTask& other) { return task.ends > other.ends; }
+  static bool is_newer(const SentTask& task, const SentTask& other) { return task.version > other.version; }
+  // Adds a task to the list of each limit. If memory ends in between, the task stays in one list.
   void add(const SentTask& task) {
-    if (limits.lease < std::numeric_limits<double>::infinity()) by_end.push_back(task);
+    if (limits.lease < std::numeric_limits<double>::infinity()) {
+      by_end.push_back(task);
+      std::push_heap(by_end.begin(), by_end.end(), ends_later);
+    }
     if (limits.max_delay == INT64_MAX) return;
-    const auto is_older = [](int64_t version, const SentTask& other) { return version < other.version; };
-    by_version.insert(std::upper_bound(by_version.begin(), by_version.end(), task.version, is_older), task);
+    by_version.push_back(task);
+    std::push_heap(by_version.begin(), by_version.end(), is_newer);
   }
   // Moves the first task of `by_end` back. Its lease ends at `ends`.
   void put_off(double ends) noexcept {
-    by_end.front().ends = ends;
-    const auto is_later = [](double end, const SentTask& other) { return end < other.ends; };
-    std::rotate(by_end.begin(), by_end.begin() + 1, std::upper_bound(by_end.begin() + 1, by_end.end(), ends, is_later));
+    std::pop_heap(by_end.begin(), by_end.end(), ends_later);
+    by_end.back().ends = ends;
+    std::push_heap(by_end.begin(), by_end.end(), ends_later);
+  }
+  void remove_first(std::vector<SentTask>& list) noexcept {
+    std::pop_heap(list.begin(), list.end(), &list == &by_end ? ends_later : is_newer);
+    list.pop_back();
   }
   // Returns the list whose first task is overdue, or nullptr.
-  std::deque<SentTask>* overdue(double time, int64_t now) {
+  std::vector<SentTask>* overdue(double time, int64_t now) {
     if (!by_version.empty() && why_over(by_version.front().version, now) == Ids::kDelay) return &by_version;
     return !by_end.empty() && by_end.front().ends <= time ? &by_end : nullptr;
   }

@@ -163,7 +163,7 @@ int64_t Ledger::send(const ClientId& id, int64_t version, int32_t local_steps, c
 
 std::optional<Ledger::OverdueTask> Ledger::overdue() {
   const double time = leases.time();
-  std::deque<Leases::SentTask>* const list = leases.overdue(time, now);
+  std::vector<Leases::SentTask>* const list = leases.overdue(time, now);
   if (list == nullptr) return std::nullopt;
   const Leases::SentTask& due_task = list->front();
   OverdueTask overdue{list, {}, due_task.version, false, false, 0.0};
@@ -185,7 +185,7 @@ std::optional<Ledger::OverdueTask> Ledger::overdue() {
 void Ledger::pass(const OverdueTask& overdue) noexcept {
   const int64_t place = overdue.list->front().place;
   if (overdue.later > 0.0) return leases.put_off(overdue.later);
-  overdue.list->pop_front();
+  leases.remove_first(*overdue.list);
   if (overdue.ends) end_late(place, overdue.version);
   if (overdue.forgets) roster.remove(place, leases);
 }

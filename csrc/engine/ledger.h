@@ -86,7 +86,7 @@ class Ledger {
   // `pass` ends the task and forgets the client, as the flags say, and removes the task from its list, or moves it back
   // if its lease ends later.
   struct OverdueTask {
-    std::deque<Leases::SentTask>* list;  // the list of `leases` whose first task this is
+    std::vector<Leases::SentTask>* list;  // the list of `leases` whose first task this is
     ClientId client;
     int64_t version;
     bool ends, forgets;  // `ends`: the task is to be ended; `forgets`: the client is to be forgotten
